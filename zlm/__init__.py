@@ -1,0 +1,18 @@
+"""zlm: an LLM inference and serving engine for one GPU VM. The public names load lazily."""
+
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":
+        from zlm.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from zlm.sampling_params import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module 'zlm' has no attribute {name!r}")

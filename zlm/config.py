@@ -1,0 +1,255 @@
+"""Configuration: frozen structs per concern, the facts of a model, and what both resolve to.
+
+Imports nothing of zlm but the error tree. The command line (or ``LLM``) builds a ``Config`` once;
+``resolve`` joins it with the ``ModelSpec`` read from the checkpoint into a ``Resolved``, which the
+supervisor sends to every process and nobody changes.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from zlm.errors import ConfigError
+
+
+class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model, in what form."""
+
+    model: str  # a folder, a GGUF file, or a Hugging Face id
+    tokenizer: str | None = None  # a folder or id to take the tokenizer from; None: the model's
+    revision: str | None = None  # branch, tag or commit of a Hugging Face id
+    download_dir: str | None = None  # where downloads are kept; None: the Hugging Face cache
+    dtype: str = "auto"  # auto, float32, bfloat16, float16 (half and float are spellings)
+    max_model_len: int | None = None  # context length in tokens; None: what the model allows
+    served_model_name: tuple[str, ...] = ()  # names clients may ask for; empty: the model's
+    load_format: str = "auto"  # auto, safetensors, gguf, dummy (random weights)
+    generation_config: str = "auto"  # auto: from the checkpoint; none: ignore it; or a folder
+    chat_template: str | None = None  # a file or the template itself; None: the checkpoint's
+    seed: int | None = None  # seeds requests that bring none (None: fresh randomness)
+    quantization: str | None = None  # checked against the checkpoint; None: what it says
+
+
+class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The paged KV cache."""
+
+    block_size_tokens: int = 16  # tokens in a KV block
+    gpu_memory_utilization: float = 0.90  # fraction of device memory that zlm may use
+    kv_cache_dtype: str = "auto"  # auto (the compute type), float32, bfloat16
+    kv_cache_memory_bytes: int | None = None  # size of the KV cache; None: planned
+    num_blocks_override: int | None = None  # blocks a KV group gets, whatever the plan says
+    enable_prefix_caching: bool = True  # reuse blocks of equal prefixes
+
+
+class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How steps are formed."""
+
+    max_num_seqs: int | None = None  # most running sequences; None: by device
+    max_num_batched_tokens: int | None = None  # token budget of a step; None: by device
+    enable_chunked_prefill: bool = True  # split prompts longer than the step's budget
+    policy: Literal["fcfs", "priority"] = "fcfs"  # order of waiting requests
+    run_ahead_steps: int = 2  # steps planned before the first of them has ended
+
+
+class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Workers and where they run."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    tensor_parallel_size: int = 1  # workers that share each layer
+    cpu_threads: int | None = None  # compute threads of a CPU worker; None: physical cores
+
+
+class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client may send, and how long it may take."""
+
+    max_body_bytes: int = 32 * 1024 * 1024
+    max_header_bytes: int = 64 * 1024
+    max_header_count: int = 128
+    body_timeout_seconds: float = 30.0  # to send headers and body
+    keep_alive_seconds: float = 75.0  # an idle connection is closed after this
+    max_prompts: int = 1024  # prompts in one completion request
+    max_concurrent_requests: int = 4096  # open requests a front end holds before 503
+    template_seconds: float = 5.0  # to render a chat template
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """HTTP."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None  # path of a Unix socket to listen on instead of host and port
+    api_keys: tuple[str, ...] = ()  # empty: no key is asked for
+    open_metrics: bool = False  # serve /metrics without a key
+    api_server_count: int = 1  # front-end processes
+    tokenizer_pool_size: int = 1  # tokenizer processes
+    unknown_fields: Literal["reject", "ignore"] = "reject"  # unknown keys in a request body
+    clamp_max_tokens: bool = False  # clamp max_tokens to the room left rather than refuse
+    allow_special_tokens_in_content: bool = False  # control tokens typed by users are honoured
+    allowed_origins: tuple[str, ...] = ("*",)  # CORS
+    root_path: str = ""  # prefix a reverse proxy strips or keeps
+    shutdown_timeout_seconds: float = 30.0  # running requests may finish for so long on SIGTERM
+    log_requests: bool = True  # one log line a request
+    limits: ServerLimits = ServerLimits()
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a user can set."""
+
+    model: ModelOptions
+    cache: CacheOptions = CacheOptions()
+    scheduler: SchedulerOptions = SchedulerOptions()
+    parallel: ParallelOptions = ParallelOptions()
+    server: ServerOptions = ServerOptions()
+
+
+class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Rotary embedding of one kind of layer.
+
+    ``scaling`` is none, linear, llama3, yarn or longrope; the fields after it belong to the kinds
+    named in their comments (Hugging Face's names, checked by the rotary layer).
+    """
+
+    theta: float = 10000.0
+    partial_factor: float = 1.0  # fraction of head_dim that is rotated
+    scaling: str = "none"
+    factor: float = 1.0  # linear, llama3, yarn, longrope
+    original_max_position: int = 0  # llama3, yarn, longrope
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    attention_factor: float | None = None  # yarn, longrope
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    mscale: float | None = None  # yarn
+    mscale_all_dim: float | None = None  # yarn
+    truncate: bool = True  # yarn
+    short_factor: tuple[float, ...] = ()  # longrope
+    long_factor: tuple[float, ...] = ()  # longrope
+
+
+class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampling defaults a checkpoint ships in generation_config.json; None: it says nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of a checkpoint that decide how it is computed. Built by ``zlm.models.config``."""
+
+    architecture: str  # our name of the family: llama, mistral, qwen2, qwen3, gemma3
+    vocab_size: int  # rows of the embedding: the bound of token ids
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int  # context length the checkpoint was made for, in tokens
+    rms_norm_eps: float
+    activation: str = "silu"  # silu or gelu_tanh
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    norm_plus_one: bool = False  # RMSNorm multiplies by 1 + weight (Gemma, Hugging Face form)
+    sandwich_norms: bool = False  # norms after attention and MLP too (Gemma)
+    embedding_scale: float = 1.0  # embeddings are multiplied by this
+    attention_scale: float = 0.0  # of q·k before the softmax; 0: head_dim ** -0.5
+    attention_softcap: float = 0.0  # 0: none
+    final_softcap: float = 0.0  # of the logits; 0: none
+    layer_windows: tuple[int, ...] = ()  # sliding window of each layer in tokens, 0: full
+    rope: RopeSpec = RopeSpec()  # of full layers
+    rope_sliding: RopeSpec | None = None  # of sliding layers, where it differs (Gemma 3)
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()  # config, generation_config and tokenizer together
+    checkpoint_dtype: str = "float32"  # torch's name of the type of the weights
+    weights_format: str = "safetensors"  # safetensors or gguf
+    generation: GenerationDefaults = GenerationDefaults()
+
+
+class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that share block tables: the same attention kind and geometry."""
+
+    layers: tuple[int, ...]
+    window_tokens: int  # 0: full attention
+    num_kv_heads: int
+    head_dim: int
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """What every process works from: the options, the model, and all that follows from both."""
+
+    config: Config
+    spec: ModelSpec
+    model_path: str  # local folder or GGUF file
+    tokenizer_path: str  # local folder or GGUF file
+    served_names: tuple[str, ...]
+    device: Literal["cpu", "cuda"]
+    max_model_len: int  # tokens, prompt and output together
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_groups: tuple[KVGroup, ...]
+
+
+def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
+    """Group the layers of *spec* by attention window, full attention first."""
+    windows = spec.layer_windows or (0,) * spec.num_layers
+    return tuple(
+        KVGroup(
+            layers=tuple(i for i, w in enumerate(windows) if w == window),
+            window_tokens=window,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+        )
+        for window in sorted(set(windows))
+    )
+
+
+def resolve(
+    config: Config, spec: ModelSpec, *, model_path: str, tokenizer_path: str, device: str
+) -> Resolved:
+    """Join options and model facts; *device* is ``cpu`` or ``cuda``.
+
+    Raises ConfigError, naming the flag, when they contradict each other.
+    """
+    longest = spec.max_position
+    max_model_len = config.model.max_model_len or longest
+    if max_model_len > longest:
+        raise ConfigError(
+            f"--max-model-len {max_model_len} exceeds the {longest} tokens the model was made for"
+        )
+    max_num_seqs = config.scheduler.max_num_seqs or (256 if device == "cuda" else 64)
+    budget = config.scheduler.max_num_batched_tokens
+    if budget is None:
+        budget = 8192 if device == "cuda" else 512
+        if not config.scheduler.enable_chunked_prefill:
+            budget = max(budget, max_model_len)
+    if budget < max_num_seqs and config.scheduler.max_num_batched_tokens is not None:
+        if config.scheduler.max_num_seqs is not None:
+            raise ConfigError(
+                f"--max-num-batched-tokens {budget} is less than --max-num-seqs {max_num_seqs}: "
+                "a step must have room for one token of every running sequence"
+            )
+        max_num_seqs = budget
+    budget = max(budget, max_num_seqs)
+    if not config.scheduler.enable_chunked_prefill and budget < max_model_len:
+        raise ConfigError(
+            f"--max-num-batched-tokens {budget} is less than --max-model-len {max_model_len}, "
+            "which --no-enable-chunked-prefill forbids"
+        )
+    return Resolved(
+        config=config,
+        spec=spec,
+        model_path=model_path,
+        tokenizer_path=tokenizer_path,
+        served_names=config.model.served_model_name or (config.model.model,),
+        device="cuda" if device == "cuda" else "cpu",
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        kv_groups=kv_groups(spec),
+    )

@@ -1,0 +1,121 @@
+"""How one request is sampled: the public value type, in vLLM's names, and its range checks.
+
+Knows nothing of models or vocabularies: what depends on them (ids within the vocabulary, lengths
+within the context) is checked by the tokenizer process. Imports only the error tree.
+"""
+
+import math
+
+import msgspec
+
+from zlm.errors import BadRequest, clip
+
+GREEDY_BELOW = 1e-5  # temperatures under this are greedy
+MAX_N = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 128
+MAX_LOGPROBS = 20
+MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Sampling parameters of one request. ``None`` means "the model's default".
+
+    The model's default of temperature, top_p, top_k, min_p and repetition_penalty is what its
+    ``generation_config.json`` says, else the neutral value (1.0, 1.0, 0, 0.0, 1.0).
+
+    temperature: 0..2; below 1e-5 is greedy.  top_p: 0..1 (0 keeps the best token).
+    top_k: -1 or 0 is off.  min_p: 0..1.  presence_penalty, frequency_penalty: -2..2, over output.
+    repetition_penalty: > 0, over prompt and output.  seed: signed 64-bit, None draws a fresh one.
+    max_tokens: most output tokens (None: as many as the context has room for).
+    min_tokens: no EOS, stop id or stop string ends the output before so many tokens.
+    stop: strings that end the output, left out of the text unless include_stop_str_in_output.
+    logprobs: how many alternatives to report beside each sampled token (0: only the sampled one).
+    prompt_logprobs: the same for prompt tokens.  logit_bias: id to bias, -100..100.
+    bad_words: words never produced.  truncate_prompt_tokens: keep so many last prompt tokens.
+    """
+
+    n: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    detokenize: bool = True
+    truncate_prompt_tokens: int | None = None
+
+    def stop_strings(self) -> list[str]:
+        """Return ``stop`` as a list, whatever form it was given in."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def check(self) -> None:
+        """Raise BadRequest, naming the field and the limit, if a value is out of range."""
+        _range("n", self.n, 1, MAX_N)
+        _range("temperature", self.temperature, 0.0, 2.0)
+        _range("top_p", self.top_p, 0.0, 1.0)
+        _range("top_k", self.top_k, -1, 2**31 - 1)
+        _range("min_p", self.min_p, 0.0, 1.0)
+        _range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _range("seed", self.seed, MIN_SEED, MAX_SEED)
+        _range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _range("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        _range("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        _range("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1)
+        penalty = self.repetition_penalty
+        if penalty is not None and not (math.isfinite(penalty) and penalty > 0):
+            message = f"repetition_penalty must be greater than 0, got {penalty}"
+            raise BadRequest(message, param="repetition_penalty")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            message = f"min_tokens ({self.min_tokens}) exceeds max_tokens ({self.max_tokens})"
+            raise BadRequest(message, param="min_tokens")
+        _count("stop", self.stop_strings(), MAX_STOP_STRINGS)
+        for text in self.stop_strings():
+            if not text:
+                raise BadRequest("stop must not contain an empty string", param="stop")
+            if len(text) > MAX_STOP_CHARACTERS:
+                message = f"a stop string has {len(text)} characters, the limit is"
+                raise BadRequest(f"{message} {MAX_STOP_CHARACTERS}", param="stop")
+        _count("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        _count("bad_words", self.bad_words, MAX_BAD_WORDS)
+        if self.bad_words is not None and not all(self.bad_words):
+            raise BadRequest("bad_words must not contain an empty string", param="bad_words")
+        _count("logit_bias", self.logit_bias, MAX_LOGIT_BIAS)
+        for bias in (self.logit_bias or {}).values():
+            _range("logit_bias", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise BadRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
+
+
+def _range(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        message = f"{name} must be between {low} and {high}, got {clip(value)}"
+        raise BadRequest(message, param=name)
+
+
+def _count(name: str, values: list | dict | None, most: int) -> None:
+    if values is not None and len(values) > most:
+        message = f"{name} has {len(values)} entries, the limit is {most}"
+        raise BadRequest(message, param=name)
