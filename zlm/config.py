@@ -9,7 +9,13 @@ from typing import Literal
 
 import msgspec
 
-from zlm.errors import ConfigError
+from zlm.errors import ConfigError, clip
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
+DTYPE_SPELLINGS = {"half": "float16", "float": "float32"}
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+MAX_TOKENS = 2**31 - 1
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +163,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: bool = False
     norm_plus_one: bool = False  # RMSNorm multiplies by 1 + weight (Gemma, Hugging Face form)
     sandwich_norms: bool = False  # norms after attention and MLP too (Gemma)
-    embedding_scale: float = 1.0  # embeddings are multiplied by this
+    embedding_scale: float = 1.0  # embeddings are multiplied by this, rounded to their type
     attention_scale: float = 0.0  # of q·k before the softmax; 0: head_dim ** -0.5
     attention_softcap: float = 0.0  # 0: none
     final_softcap: float = 0.0  # of the logits; 0: none
@@ -166,7 +172,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     rope_sliding: RopeSpec | None = None  # of sliding layers, where it differs (Gemma 3)
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()  # config, generation_config and tokenizer together
-    checkpoint_dtype: str = "float32"  # torch's name of the type of the weights
+    checkpoint_dtype: str = "float32"  # torch's name; bfloat16 for quantized GGUF files
     weights_format: str = "safetensors"  # safetensors or gguf
     generation: GenerationDefaults = GenerationDefaults()
 
@@ -209,6 +215,89 @@ def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
     )
 
 
+def check(config: Config) -> None:
+    """Raise ConfigError, naming the flag and the limit, if a value is wrong whatever the model."""
+    model, cache, scheduler = config.model, config.cache, config.scheduler
+    parallel, server, limits = config.parallel, config.server, config.server.limits
+    if not model.model:
+        raise ConfigError("--model must not be empty")
+    _among("--dtype", model.dtype, DTYPES)
+    _among("--load-format", model.load_format, LOAD_FORMATS)
+    _among("--kv-cache-dtype", cache.kv_cache_dtype, KV_CACHE_DTYPES)
+    _within("--max-model-len", model.max_model_len, 1, MAX_TOKENS)
+    _within("--seed", model.seed, -(2**63), 2**63 - 1)
+    _within("--block-size", cache.block_size_tokens, 1, 256)
+    if cache.block_size_tokens.bit_count() != 1:
+        raise ConfigError(f"--block-size must be a power of two, got {cache.block_size_tokens}")
+    if not 0.0 < cache.gpu_memory_utilization <= 1.0:
+        got = cache.gpu_memory_utilization
+        raise ConfigError(f"--gpu-memory-utilization must be over 0 and at most 1, got {got}")
+    _within("--kv-cache-memory-bytes", cache.kv_cache_memory_bytes, 1, 2**50)
+    _within("--num-gpu-blocks-override", cache.num_blocks_override, 2, 2**31 - 1)
+    _within("--max-num-seqs", scheduler.max_num_seqs, 1, 65536)
+    _within("--max-num-batched-tokens", scheduler.max_num_batched_tokens, 1, MAX_TOKENS)
+    _within("--run-ahead-steps", scheduler.run_ahead_steps, 1, 8)
+    if parallel.tensor_parallel_size != 1:
+        got = parallel.tensor_parallel_size
+        raise ConfigError(f"--tensor-parallel-size {got}: this version runs one worker, give 1")
+    if parallel.device == "cuda":
+        raise ConfigError("--device cuda: this version computes on the CPU only, give cpu or auto")
+    _within("--cpu-threads", parallel.cpu_threads, 1, 1024)
+    _within("--port", server.port, 0, 65535)
+    _within("--api-server-count", server.api_server_count, 1, 64)
+    _within("--tokenizer-pool-size", server.tokenizer_pool_size, 1, 64)
+    _within("--shutdown-timeout", server.shutdown_timeout_seconds, 0, 86400)
+    _within("--max-body-bytes", limits.max_body_bytes, 1, 2**40)
+    _within("--max-header-bytes", limits.max_header_bytes, 256, 2**30)
+    _within("--max-header-count", limits.max_header_count, 1, 2**20)
+    _within("--body-timeout", limits.body_timeout_seconds, 0.001, 86400)
+    _within("--keep-alive-timeout", limits.keep_alive_seconds, 0.001, 86400)
+    _within("--max-prompts", limits.max_prompts, 1, 2**20)
+    _within("--max-concurrent-requests", limits.max_concurrent_requests, 1, 2**20)
+    _within("--template-timeout", limits.template_seconds, 0.001, 86400)
+    _check_names(config)
+
+
+def _check_names(config: Config) -> None:
+    names = config.model.served_model_name
+    if not all(names):
+        raise ConfigError("--served-model-name must not be empty")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--served-model-name has a name twice: {', '.join(names)}")
+    for key in config.server.api_keys:
+        # A key travels in a header: what cannot stand there could never be matched.
+        if not (key.isascii() and key.isprintable() and key and " " not in key):
+            raise ConfigError("--api-key: a key is printable ASCII without spaces, and not empty")
+    root = config.server.root_path
+    if root and not root.startswith("/"):
+        raise ConfigError(f"--root-path must start with /, got {clip(root)}")
+
+
+def _check_form(config: Config, spec: ModelSpec, device: str) -> None:
+    """See that the checkpoint is quantized as the user says, and the type is one *device* has."""
+    wanted = config.model.quantization
+    if wanted is not None and wanted != spec.weights_format:
+        raise ConfigError(
+            f"--quantization {clip(wanted)}: this checkpoint is not of that kind (its format is "
+            f"{spec.weights_format}); leave the flag out and the checkpoint decides"
+        )
+    if device == "cpu" and config.model.dtype in ("float16", "half"):
+        raise ConfigError(
+            f"--dtype {config.model.dtype}: the CPU computes in float32 or bfloat16, "
+            "give one of them or auto"
+        )
+
+
+def _within(flag: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        raise ConfigError(f"{flag} must be between {low} and {high}, got {value}")
+
+
+def _among(flag: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{flag} must be one of {', '.join(known)}, got {clip(value)}")
+
+
 def resolve(
     config: Config, spec: ModelSpec, *, model_path: str, tokenizer_path: str, device: str
 ) -> Resolved:
@@ -216,6 +305,8 @@ def resolve(
 
     Raises ConfigError, naming the flag, when they contradict each other.
     """
+    check(config)
+    _check_form(config, spec, device)
     longest = spec.max_position
     max_model_len = config.model.max_model_len or longest
     if max_model_len > longest:
@@ -241,8 +332,10 @@ def resolve(
             f"--max-num-batched-tokens {budget} is less than --max-model-len {max_model_len}, "
             "which --no-enable-chunked-prefill forbids"
         )
+    dtype = DTYPE_SPELLINGS.get(config.model.dtype, config.model.dtype)
+    model = msgspec.structs.replace(config.model, dtype=dtype)
     return Resolved(
-        config=config,
+        config=msgspec.structs.replace(config, model=model),
         spec=spec,
         model_path=model_path,
         tokenizer_path=tokenizer_path,

@@ -86,10 +86,14 @@ class NotFound(ZlmError):
 
 
 class MethodNotAllowed(ZlmError):
-    """The path exists, the method does not; the answer carries Allow."""
+    """The path exists, the method does not; the answer's Allow header lists ``allow``."""
 
     status = 405
     type = "invalid_request_error"
+
+    def __init__(self, message: str, *, allow: tuple[str, ...] = (), **keywords: Any) -> None:
+        super().__init__(message, **keywords)
+        self.allow = allow
 
 
 class RequestTimeout(ZlmError):

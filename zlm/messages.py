@@ -159,6 +159,7 @@ class TokenLogprob(Message):
     token_bytes: bytes
     logprob: float | None  # natural log; None for a prompt's first token
     top: list[tuple[int, str, bytes, float]] = []  # id, token, bytes, logprob; likeliest first
+    rank: int = 0  # of the token itself, 1 is the likeliest; 0: not known
 
 
 class Delta(Message):

@@ -1,4 +1,8 @@
-"""What the offline interface returns, in vLLM's shapes and names."""
+"""What the offline interface returns, in vLLM's shapes and names.
+
+Plain values: they hold no handle on the engine and stay valid after it has gone. Imports nothing
+of zlm.
+"""
 
 import msgspec
 
@@ -7,29 +11,47 @@ class Logprob(msgspec.Struct):
     """One candidate token: natural log of its raw probability, and its text."""
 
     logprob: float
-    rank: int | None = None  # 1 is the likeliest; known for the sampled token
+    rank: int | None = None  # 1 is the likeliest token
     decoded_token: str | None = None
 
 
+# One position: the token that stands there (first), and the likeliest alternatives.
+PositionLogprobs = dict[int, Logprob]
+
+
 class CompletionOutput(msgspec.Struct):
-    """One sample of one prompt. ``finish_reason``: stop, length or abort, None while running."""
+    """One sample of one prompt.
+
+    ``finish_reason``: stop, length, abort, or error (then ``text`` is empty and the request's
+    ``error`` says why). ``logprobs`` has one entry a token of ``token_ids`` when it was asked for,
+    and ``cumulative_logprob`` is the sum over those tokens.
+    """
 
     index: int
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
-    stop_reason: int | str | None = None
+    stop_reason: int | str | None = None  # the stop string or stop id that ended it
+
+    def finished(self) -> bool:
+        """Say whether this sample is over."""
+        return self.finish_reason is not None
 
 
 class RequestOutput(msgspec.Struct):
-    """One prompt with its samples, in the order the prompts were given."""
+    """One prompt with its samples, in the order the prompts were given.
+
+    ``prompt`` is the text that was given, or what the chat template made of the conversation;
+    None when ids were given. ``prompt_logprobs`` has one entry a prompt token, None for the first.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
     finished: bool = True
-    num_cached_tokens: int = 0
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    error: str | None = None  # why the engine could not finish this request, if it could not

@@ -3,6 +3,11 @@
 An inbox is an ``ipc://`` socket in the private runtime directory, named after the process. Order is
 kept between one sender and one inbox. Queues are unbounded: admission limits, not sockets, bound
 what is in flight. Knows nothing of what the messages mean.
+
+A frame that does not decode can only come from a fault of ours (nobody else may enter the runtime
+directory), and with it an answer that somebody waits for may be lost. So it is never dropped: the
+blocking inbox raises ``MessageError``; the asyncio inbox hands it to ``on_error``, which in a child
+process ends the process with that reason. Neither loses the messages that came before or after it.
 """
 
 import asyncio
@@ -12,6 +17,15 @@ from typing import Any
 
 import msgspec
 import zmq
+
+from zlm.errors import Internal
+
+RECONNECT_MS = 10  # first pause before an outbox tries again to reach an inbox not yet bound
+RECONNECT_MOST_MS = 100
+
+
+class MessageError(Internal):
+    """A frame that is none of the messages its inbox takes."""
 
 
 def address(runtime: Path, role: str, index: int = 0) -> str:
@@ -30,13 +44,17 @@ class Outbox:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.LINGER, linger_ms)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MOST_MS)
         self._socket.connect(to)
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: msgspec.Struct) -> None:
+        """Queue *message* for the peer."""
         self._socket.send(self._encoder.encode(message), copy=True)
 
     def close(self) -> None:
+        """Close the socket; what is still queued is sent for up to ``linger_ms``."""
         self._socket.close()
 
 
@@ -45,16 +63,16 @@ class Inbox:
 
     def __init__(self, context: zmq.Context, at: str, accepts: Any) -> None:
         """Bind *at*; *accepts* is the union of message structs this inbox takes."""
-        self._socket = context.socket(zmq.PULL)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.bind(at)
+        self._at = at
+        self._socket = _bound(context, at)
         self._decoder = msgspec.msgpack.Decoder(accepts)
+        self._error: MessageError | None = None  # raised once what came before it is delivered
 
     def receive(self, timeout_ms: int | None = None) -> list[Any]:
         """Return every message that waits; if none does, wait up to *timeout_ms* (None: for ever).
 
-        Zero CPU is used while waiting. An empty list means the time ran out.
+        Zero CPU is used while waiting. An empty list means the time ran out. Raises MessageError
+        at a frame that does not decode, once the messages before it have been returned.
         """
         messages = self._drain()
         if messages or timeout_ms == 0:
@@ -64,15 +82,23 @@ class Inbox:
         return self._drain()
 
     def _drain(self) -> list[Any]:
-        messages = []
-        while True:
+        messages: list[Any] = []
+        while self._error is None:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return messages
-            messages.append(self._decoder.decode(frame))
+            try:
+                messages.append(self._decoder.decode(frame))
+            except msgspec.MsgspecError as fault:
+                self._error = _message_error(self._at, frame, fault)
+        if not messages:
+            error, self._error = self._error, None
+            raise error
+        return messages
 
     def close(self) -> None:
+        """Close the socket and drop what waits in it."""
         self._socket.close()
 
 
@@ -86,34 +112,68 @@ class AsyncInbox:
     MESSAGES_A_TURN = 256
 
     def __init__(
-        self, context: zmq.Context, at: str, accepts: Any, handler: Callable[[Any], None]
+        self,
+        context: zmq.Context,
+        at: str,
+        accepts: Any,
+        handler: Callable[[Any], None],
+        *,
+        on_error: Callable[[Exception], None] | None = None,
     ) -> None:
-        """Bind *at* and call *handler* with each message on the running event loop."""
-        self._socket = context.socket(zmq.PULL)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.bind(at)
+        """Bind *at* and call *handler* with each message on the running event loop.
+
+        *on_error* gets what *handler* raises, and a MessageError for a frame that does not decode;
+        without it they go to the loop's exception handler. The messages after it follow.
+        """
+        self._at = at
+        self._socket = _bound(context, at)
         self._decoder = msgspec.msgpack.Decoder(accepts)
         self._handler = handler
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._drain)
-        self._loop.call_soon(self._drain)
+        self._on_error = on_error or self._tell_loop
         self._closed = False
+        self._descriptor = self._socket.FD
+        self._loop.add_reader(self._descriptor, self._drain)
+        self._loop.call_soon(self._drain)  # the edge of what came before we watched
 
     def _drain(self) -> None:
-        if self._closed:
-            return
         for _ in range(self.MESSAGES_A_TURN):
+            if self._closed:
+                return
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._handler(self._decoder.decode(frame))
-            if self._closed:
-                return
+            try:
+                message = self._decoder.decode(frame)
+            except msgspec.MsgspecError as error:
+                self._on_error(_message_error(self._at, frame, error))
+                continue
+            try:
+                self._handler(message)
+            except Exception as error:
+                self._on_error(error)
         self._loop.call_soon(self._drain)
 
+    def _tell_loop(self, error: Exception) -> None:
+        message = f"handling a message at {self._at} failed"
+        self._loop.call_exception_handler({"message": message, "exception": error})
+
     def close(self) -> None:
-        self._closed = True
-        self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
-        self._socket.close()
+        """Stop watching, close the socket and drop what waits in it."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._descriptor)
+            self._socket.close()
+
+
+def _bound(context: zmq.Context, at: str) -> zmq.Socket:
+    socket = context.socket(zmq.PULL)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.bind(at)
+    return socket
+
+
+def _message_error(at: str, frame: bytes, error: Exception) -> MessageError:
+    return MessageError(f"{at} got {len(frame)} bytes that are none of its messages: {error}")

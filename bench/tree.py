@@ -1,0 +1,112 @@
+"""A ``zlm serve`` under measurement: starting it, and what its whole process tree uses.
+
+Reads /proc, so Linux only. Knows nothing of HTTP but that /health answers 200 when ready.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def tree(root: int) -> list[int]:
+    """Return the ids of process *root* and all that descend from it."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            fields = _stat(int(entry.name))
+            if fields:
+                parents[int(entry.name)] = int(fields[1])
+    found = [root] if root in parents else []
+    for pid in found:  # grows while it is walked
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """Return the user and system time that *pids* have used so far."""
+    ticks = 0
+    for pid in pids:
+        fields = _stat(pid)
+        ticks += int(fields[11]) + int(fields[12]) if fields else 0
+    return ticks / TICKS_A_SECOND
+
+
+def memory_bytes(pid: int) -> tuple[int, int]:
+    """Return (resident, proportional) set size: shared pages count fully, or by their share."""
+    values = {"Rss:": 0, "Pss:": 0}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        name, *rest = line.split()
+        if name in values:
+            values[name] = int(rest[0]) * 1024
+    return values["Rss:"], values["Pss:"]
+
+
+def command_name(pid: int) -> str:
+    """Return the module or program that *pid* runs, for a table."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    return words[words.index("-m") + 1] if "-m" in words else " ".join(words[:3])
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat that follow the command; empty when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return text.rpartition(")")[2].split()
+
+
+class Server:
+    """One ``zlm serve``, from exec to its end. ``ready_seconds`` is the time /health took."""
+
+    def __init__(self, model: str, flags: list[str], *, timeout_seconds: float = 300.0) -> None:
+        self.port = free_port()
+        command = [str(Path(sys.executable).with_name("zlm")), "serve", model]
+        start = time.monotonic()
+        self.process = subprocess.Popen(
+            [*command, "--port", str(self.port), *flags], stdout=subprocess.DEVNULL
+        )
+        while not self._healthy():
+            if self.process.poll() is not None:
+                raise SystemExit(f"the server left with status {self.process.returncode}")
+            if time.monotonic() - start > timeout_seconds:
+                self.stop()
+                raise SystemExit(f"the server was not ready after {timeout_seconds} s")
+            time.sleep(0.02)
+        self.ready_seconds = time.monotonic() - start
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def _healthy(self) -> bool:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def stop(self) -> float:
+        """End the server by SIGTERM; return the seconds it took to leave."""
+        start = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(timeout=60)
+        return time.monotonic() - start

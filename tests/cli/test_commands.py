@@ -1,0 +1,80 @@
+"""The commands themselves: help, version, exit status, what is imported, python -m zlm.serve."""
+
+import subprocess
+import sys
+
+import pytest
+
+from zlm import __version__
+from zlm.cli.accepted import ACCEPTED
+from zlm.cli.arguments import ARGUMENTS
+from zlm.cli.main import main
+
+HEAVY = {
+    "torch",
+    "numpy",
+    "transformers",
+    "tokenizers",
+    "zmq",
+    "asyncio",
+    "yaml",
+    "huggingface_hub",
+}
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["serve", "--help"]])
+def test_help_and_version_import_nothing_heavy(words: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from zlm.cli.main import main\n"
+        "status = main(sys.argv[1:])\n"
+        "print(','.join(sorted({name.partition('.')[0] for name in sys.modules})))\n"
+        "sys.exit(status)"
+    )
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert not HEAVY & set(done.stdout.splitlines()[-1].split(","))
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"zlm {__version__}\n"
+
+
+def test_overview_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "serve" in capsys.readouterr().out
+    assert main([]) == 2
+    assert "usage: zlm COMMAND" in capsys.readouterr().err
+    assert main(["srve"]) == 2
+    assert capsys.readouterr().err == "zlm: no command 'srve'; did you mean serve?\n"
+
+
+def test_help_has_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "1", "--help"]) == 0
+    text = capsys.readouterr().out
+    for row in (*ARGUMENTS, *ACCEPTED):
+        assert row.flag.removeprefix("--") in text
+    for default in ("(default: 8000)", "(default: 0.9)", "(default: 32 MiB)", "(default: on)"):
+        assert default in text
+    assert "None" not in text and max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("words", [["zlm.cli.main", "serve"], ["zlm.serve"]])
+def test_wrong_flags_exit_with_2_and_say_which(words: list[str]) -> None:
+    done = run(*words, "--model", "M", "--prot", "1")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "zlm serve: unknown flag --prot; did you mean --port?",
+        "zlm serve --help lists the flags",
+    ]
+    assert done.stdout == ""
+
+
+def test_module_serve_is_serve() -> None:
+    assert run("zlm.serve", "--help").stdout == run("zlm.cli.main", "serve", "--help").stdout

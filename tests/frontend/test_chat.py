@@ -1,0 +1,301 @@
+"""POST /v1/chat/completions: messages, fields, and the shapes of answers (CASES 5, 45, 55, 69, 71)."""
+
+import pytest
+
+from zlm.messages import Deltas, TokenLogprob
+
+PATH = "/v1/chat/completions"
+
+
+def _ask(house, messages, **fields):
+    return house.post(PATH, {"messages": messages, **fields})
+
+
+def test_answer(house):
+    body = house.chat().json()
+    assert body["object"] == "chat.completion"
+    assert body["id"].startswith("chatcmpl-")
+    (choice,) = body["choices"]
+    assert choice == {
+        "index": 0,
+        "message": {"role": "assistant", "content": "Hello wörld!", "refusal": None},
+        "logprobs": None,
+        "finish_reason": "stop",
+        "stop_reason": None,
+    }
+    assert body["usage"]["total_tokens"] == 9
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_stream(house, n):
+    chunks = house.chat(stream=True, n=n).chunks()
+    assert {c["object"] for c in chunks} == {"chat.completion.chunk"}
+    for index in range(n):
+        choices = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        deltas = [c["delta"] for c in choices]
+        assert deltas[0]["role"] == "assistant"
+        assert all("role" not in d for d in deltas[1:])
+        assert "".join(d.get("content", "") for d in deltas) == "Hello wörld!"
+        finishes = [c["finish_reason"] for c in choices]
+        assert finishes == [None] * (len(finishes) - 1) + ["stop"]
+        assert all(
+            d.get("content") or c["finish_reason"] for d, c in zip(deltas, choices, strict=True)
+        )
+
+
+def test_no_empty_chunks(house, make_delta):
+    """Held back bytes make deltas without text: nothing is sent for them (CASE 5)."""
+    client = house.client()
+    house.tokenizer = lambda command: []
+    client.request("POST", PATH, {"messages": [{"role": "user", "content": "x"}], "stream": True})
+    command = house.generated()
+    for tokens, text in enumerate(["", "", "", "😀", "", "b"], start=1):
+        house.take(Deltas([make_delta(command, 0, text, tokens)]))
+        house.loop.turn()
+    house.take(Deltas([make_delta(command, 0, "", 6, finish_reason="length")]))
+    house.loop.turn()
+    deltas = [c["choices"][0]["delta"] for c in client.responses()[0].chunks()]
+    assert deltas == [{"role": "assistant", "content": "😀"}, {"content": "b"}, {}]
+
+
+def test_answer_without_a_token_still_has_a_role(house, make_delta):
+    house.tokenizer = lambda command: [
+        Deltas([make_delta(command, 0, "", 1, finish_reason="stop")])
+    ]
+    (chunk,) = house.chat(stream=True).chunks()
+    assert chunk["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert chunk["choices"][0]["finish_reason"] == "stop"
+
+
+def test_defaults(house):
+    house.chat()
+    command = house.generated()
+    assert command.params.max_tokens is None
+    assert command.prompts == []
+    assert command.chat.add_generation_prompt and not command.chat.continue_final_message
+    assert not command.chat.add_special_tokens
+
+
+def test_max_completion_tokens_wins(house):
+    house.chat(max_completion_tokens=10)
+    assert house.generated().params.max_tokens == 10
+    house.chat(max_completion_tokens=10, max_tokens=99)
+    assert house.generated().params.max_tokens == 10
+    house.chat(max_tokens=99)
+    assert house.generated().params.max_tokens == 99
+    house.refused(house.chat(max_tokens=0), 400, "max_tokens")
+    house.refused(house.chat(max_completion_tokens=0), 400, "max_completion_tokens")
+    house.refused(house.chat(max_completion_tokens=-1), 400, "max_completion_tokens")
+
+
+def test_template_fields(house):
+    fields = {
+        "chat_template": "{{ messages }}",
+        "chat_template_kwargs": {"enable_thinking": False},
+        "documents": [{"title": "t", "text": "x"}],
+        "add_generation_prompt": False,
+        "add_special_tokens": True,
+        "reasoning_effort": "low",
+    }
+    assert house.chat(**fields).status == 200
+    prompt = house.generated().chat
+    assert prompt.chat_template == "{{ messages }}"
+    assert prompt.template_kwargs == {"enable_thinking": False, "reasoning_effort": "low"}
+    assert prompt.documents == [{"title": "t", "text": "x"}]
+    assert not prompt.add_generation_prompt and prompt.add_special_tokens
+
+
+def test_continue_final_message(house):
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "Once"}]
+    both = _ask(house, messages, continue_final_message=True, add_generation_prompt=True)
+    house.refused(both, 400, "continue_final_message")
+    assert _ask(house, messages, continue_final_message=True).status == 200
+    prompt = house.generated().chat
+    assert prompt.continue_final_message and not prompt.add_generation_prompt
+    # Echo puts the prefix in front, in both modes.
+    fields = {"continue_final_message": True, "echo": True}
+    whole = _ask(house, messages, **fields).json()["choices"][0]["message"]["content"]
+    assert whole == "OnceHello wörld!"
+    chunks = _ask(house, messages, **fields, stream=True).chunks()
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == whole
+
+
+def test_contents(house):
+    parts = [{"type": "text", "text": "A"}, {"type": "text", "text": "B", "cache_control": {}}]
+    plain = [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}]
+    for role in ("system", "user", "assistant", "tool", "developer"):
+        assert _ask(house, [{"role": role, "content": parts}]).status == 200
+        assert house.generated().chat.messages == [{"role": role, "content": plain}]
+    assert _ask(house, [{"role": "user", "content": ["A"]}]).status == 200
+    assert house.generated().chat.messages[0]["content"] == [{"type": "text", "text": "A"}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    assert _ask(house, [call]).status == 200
+    assert house.generated().chat.messages == [{**call, "content": ""}]
+
+
+BAD_MESSAGES = {
+    "no role": ([{"content": "x"}], "messages[0].role"),
+    "role of a wrong type": ([{"role": 5, "content": "x"}], "messages[0].role"),
+    "no content": ([{"role": "user"}], "messages[0].content"),
+    "null content": ([{"role": "system", "content": None}], "messages[0].content"),
+    "number": ([{"role": "user", "content": 5}], "messages[0].content"),
+    "object": ([{"role": "user", "content": {"text": "x"}}], "messages[0].content"),
+    "image": (
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}]}],
+        "messages[0].content[0]",
+    ),
+    "audio": ([{"role": "user", "content": [{"type": "input_audio"}]}], "messages[0].content[0]"),
+    "part without type": ([{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0]"),
+    "part of an odd type": ([{"role": "user", "content": [{"type": ["text"]}]}], None),
+    "part that is a number": ([{"role": "user", "content": [5]}], "messages[0].content[0]"),
+    "text of a wrong type": (
+        [{"role": "user", "content": [{"type": "text", "text": 5}]}],
+        "messages[0].content[0].text",
+    ),
+    "second message": ([{"role": "user", "content": "x"}, {"role": "user"}], "messages[1].content"),
+    "empty list": ([], "messages"),
+    "null": (None, "messages"),
+    "string": ("hi", "messages"),
+    "not objects": (["hi"], "messages"),
+}
+
+
+@pytest.mark.parametrize(("messages", "param"), BAD_MESSAGES.values(), ids=BAD_MESSAGES.keys())
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_messages(house, messages, param, stream):
+    house.refused(_ask(house, messages, stream=stream), 400, param)
+
+
+def test_missing_messages(house):
+    house.refused(house.post(PATH, {}), 400, "messages")
+    message = house.refused(house.post(PATH, {"prompt": "x"}), 400, "prompt")
+    assert "unknown field" in message
+
+
+def test_tools(house):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    house.refused(house.chat(tools=tools), 400, "tools")
+    house.refused(house.chat(tools=tools, tool_choice="auto"), 400, "tool_choice")
+    house.refused(house.chat(tool_choice="required"), 400, "tool_choice")
+    named = {"type": "function", "function": {"name": "f"}}
+    house.refused(house.chat(tools=tools, tool_choice=named), 400, "tool_choice")
+    for accepted in ({"tools": tools}, {"tools": []}, {}):
+        assert house.chat(**accepted, tool_choice="none").status == 200
+        assert house.generated().chat.tools is None
+    assert house.chat(tools=[], parallel_tool_calls=True).status == 200
+    house.refused(house.chat(tools="x"), 400, "tools")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("audio", {"voice": "x"}),
+        ("modalities", ["text", "audio"]),
+        ("web_search_options", {}),
+        ("functions", [{}]),
+        ("function_call", "auto"),
+        ("verbosity", "low"),
+        ("include_reasoning", False),
+        ("best_of", 2),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": {}}}),
+        ("guided_grammar", "x"),
+        ("structured_outputs", {"json": {}}),
+        ("n", 0),
+        ("n", 129),
+        ("logit_bias", {"AI": 1}),
+    ],
+)
+def test_unsupported_or_out_of_range(house, field, value):
+    assert field in house.refused(house.chat(**{field: value}), 400, field)
+    assert field in house.refused(house.chat(stream=True, **{field: value}), 400, field)
+
+
+def test_harmless_fields_are_accepted(house):
+    response = house.chat(
+        user="u",
+        metadata={"a": "b"},
+        store=True,
+        service_tier="default",
+        modalities=["text"],
+        prediction={"type": "content", "content": "x"},
+        verbosity="medium",
+        response_format={"type": "text"},
+        parallel_tool_calls=False,
+    )
+    assert response.status == 200
+
+
+# -------------------------------------------------------------------------------- logprobs
+
+
+def _answer_with_logprobs(make_delta):
+    top = [(1, "<|end|>", b"<|end|>", -0.1), (2, "�", b"\xf0", float("-inf"))]
+    entries = [TokenLogprob(3, "é", "é".encode(), -2.5, top)]
+
+    def answer(command):
+        if command.params.logprobs is None:
+            return [Deltas([make_delta(command, 0, "é", 1, finish_reason="stop")])]
+        shown = entries
+        if command.params.logprobs == 0:
+            shown = [TokenLogprob(3, "é", "é".encode(), -2.5)]
+        end = make_delta(command, 0, "é", 1, finish_reason="stop", logprobs=shown)
+        return [Deltas([end])]
+
+    return answer
+
+
+def test_logprobs(house, make_delta):
+    house.tokenizer = _answer_with_logprobs(make_delta)
+    expected = {
+        "token": "é",
+        "logprob": -2.5,
+        "bytes": [0xC3, 0xA9],
+        "top_logprobs": [
+            {"token": "<|end|>", "logprob": -0.1, "bytes": list(b"<|end|>")},
+            {"token": "�", "logprob": -9999.0, "bytes": [0xF0]},
+        ],
+    }
+    whole = house.chat(logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]
+    assert whole["content"] == [expected]
+    (chunk,) = house.chat(logprobs=True, top_logprobs=2, stream=True).chunks()
+    assert chunk["choices"][0]["logprobs"]["content"] == [expected]
+
+
+@pytest.mark.parametrize("top", [{}, {"top_logprobs": None}, {"top_logprobs": 0}])
+def test_logprobs_without_alternatives(house, make_delta, top):
+    house.tokenizer = _answer_with_logprobs(make_delta)
+    choice = house.chat(logprobs=True, **top).json()["choices"][0]
+    assert house.generated().params.logprobs == 0
+    assert choice["logprobs"]["content"][0]["top_logprobs"] == []
+
+
+@pytest.mark.parametrize("value", [False, None])
+def test_no_logprobs(house, value):
+    assert house.chat(logprobs=value).json()["choices"][0]["logprobs"] is None
+    assert house.generated().params.logprobs is None
+
+
+def test_bad_logprobs(house):
+    house.refused(house.chat(top_logprobs=3), 400, "top_logprobs")
+    house.refused(house.chat(logprobs=False, top_logprobs=3), 400, "top_logprobs")
+    house.refused(house.chat(logprobs=True, top_logprobs=21), 400, "top_logprobs")
+    house.refused(house.chat(logprobs=True, top_logprobs=-1), 400, "top_logprobs")
+    house.refused(house.chat(logprobs=1), 400, "logprobs")
+
+
+def test_token_ids_and_prompt_logprobs_stand_at_the_top(house, make_delta):
+    def answer(command):
+        first = {"prompt_token_ids": [7], "prompt_logprobs": [TokenLogprob(7, "p", b"p", None)]}
+        return [
+            Deltas([make_delta(command, 0, "a", 1, token_ids=[1], **first)]),
+            Deltas([make_delta(command, 0, "b", 2, token_ids=[2], finish_reason="stop")]),
+        ]
+
+    house.tokenizer = answer
+    body = house.chat(return_token_ids=True, prompt_logprobs=0).json()
+    assert body["prompt_token_ids"] == [7]
+    assert body["prompt_logprobs"] == [None]
+    assert body["choices"][0]["token_ids"] == [1, 2]
+    chunks = house.chat(return_token_ids=True, prompt_logprobs=0, stream=True).chunks()
+    assert chunks[0]["prompt_token_ids"] == [7]
+    assert [i for c in chunks for i in c["choices"][0]["token_ids"]] == [1, 2]

@@ -1,0 +1,518 @@
+"""Routes, keys, origins, health, draining, request ids, metrics, the log, the choice of tokenizer."""
+
+import logging
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from zlm.config import ServerLimits
+from zlm.errors import ZlmError
+from zlm.messages import Delta, Deltas, Drain, EngineStats, Launch, ServerState
+from zlm.metrics import histogram_buckets
+
+GUARDED = [
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/tiny"),
+    ("GET", "/metrics"),
+    ("GET", "/nowhere"),
+    ("POST", "/v1/responses"),
+]
+OPEN = ["/health", "/health/live", "/health/ready", "/ping", "/version"]
+
+
+# ------------------------------------------------------------------------------------ routes
+
+
+@pytest.mark.parametrize("path", OPEN)
+def test_probes(house, path):
+    response = house.ask("GET", path)
+    assert response.status == 200
+    assert response.body == b"" or path == "/version"
+    head = house.ask("HEAD", path)
+    assert head.headers["content-length"] == response.headers["content-length"]
+
+
+def test_version(house):
+    from zlm import __version__
+
+    assert house.ask("GET", "/version").json() == {"version": __version__}
+
+
+@pytest.mark.parametrize(
+    "path", ["/nowhere", "/", "/v1", "/v1/models/", "/health/", "/%00", "/a%0ab"]
+)
+def test_unknown_path(house, path):
+    house.refused(house.ask("GET", path), 404)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("GET", "/v1/completions", "OPTIONS, POST"),
+        ("POST", "/health", "GET, HEAD, OPTIONS"),
+        ("DELETE", "/v1/models/tiny", "GET, HEAD, OPTIONS"),
+        ("PUT", "/v1/chat/completions", "OPTIONS, POST"),
+    ],
+)
+def test_wrong_method(house, method, path, allow):
+    response = house.ask(method, path, b"{}" if method != "GET" else None)
+    house.refused(response, 405)
+    assert response.headers["allow"] == allow
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_endpoints_that_are_not_there_yet(house, path):
+    message = house.refused(house.post(path, {"input": "x"}), 404)
+    assert path in message and "/v1/chat/completions" in message
+
+
+def test_targets(house):
+    assert house.ask("GET", "/health?x=1").status == 200
+    assert house.ask("GET", "http://host:80/health").status == 200
+    assert house.ask("GET", "/v1/%6dodels").status == 200
+
+
+def test_root_path(make_house):
+    house = make_house(root_path="/llm")
+    for path in ("/llm/health", "/health", "/llm/v1/models/tiny", "/v1/models/tiny"):
+        assert house.ask("GET", path).status == 200
+    assert house.ask("GET", "/llmx/health").status == 404
+
+
+def test_models(make_house):
+    house = make_house(names=("A", "org/B"))
+    listed = house.ask("GET", "/v1/models").json()
+    assert listed["object"] == "list"
+    assert [card["id"] for card in listed["data"]] == ["A", "org/B"]
+    card = listed["data"][1]
+    assert card["object"] == "model" and card["owned_by"] == "zlm"
+    assert card["root"] == "/models/tiny" and card["parent"] is None
+    assert card["max_model_len"] == 256 and card["permission"]
+    for path in ("/v1/models/org/B", "/v1/models/org%2FB"):
+        assert house.ask("GET", path).json() == card
+    response = house.ask("GET", "/v1/models/C")
+    assert response.status == 404 and response.error["code"] == "model_not_found"
+
+
+def test_tokenize(house):
+    body = house.post("/tokenize", {"model": "tiny", "prompt": "ab"}).json()
+    assert body == {"count": 2, "max_model_len": 256, "tokens": [7, 8], "token_strs": None}
+    command = house.commands[-1]
+    assert command.prompt == "ab" and command.add_special_tokens and command.chat is None
+    body = house.post("/tokenize", {"prompt": "", "return_token_strs": True}).json()
+    assert body["token_strs"] == ["a", "b"]
+    messages = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
+    fields = {"add_generation_prompt": False, "chat_template_kwargs": {"k": 1}}
+    assert house.post("/tokenize", {"messages": messages, **fields}).status == 200
+    command = house.commands[-1]
+    assert command.chat.messages == messages and not command.add_special_tokens
+    assert not command.chat.add_generation_prompt and command.chat.template_kwargs == {"k": 1}
+
+
+def test_bad_tokenize(house):
+    house.refused(house.post("/tokenize", {}), 400, "prompt")
+    house.refused(house.post("/tokenize", {"prompt": "x", "messages": []}), 400, "prompt")
+    house.refused(house.post("/tokenize", {"messages": [{}]}), 400, "messages[0].role")
+    house.refused(house.post("/tokenize", {"prompt": "x", "model": "other"}), 404, "model")
+    house.refused(house.post("/tokenize", {"prompt": ["x"]}), 400, "prompt")
+
+
+def test_detokenize(house):
+    assert house.post("/detokenize", {"tokens": [1, 2]}).json() == {"prompt": "2 tokens"}
+    for tokens in (None, "x", [1.5], ["1"], [True], [[1]]):
+        house.refused(house.post("/detokenize", {"tokens": tokens}), 400, "tokens")
+
+
+# -------------------------------------------------------------------------------------- keys
+
+
+def _bearer(key):
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize(("method", "path"), GUARDED)
+def test_what_the_key_covers(make_house, method, path):
+    house = make_house(api_keys=("secret", "other"))
+    body = {"prompt": "x"} if method == "POST" else None
+    for headers in (
+        {},
+        _bearer("wrong"),
+        _bearer(""),
+        {"Authorization": "Bearer"},
+        {"Authorization": "secret"},
+        {"Authorization": "Basic secret"},
+        _bearer("secret "[:-2]),
+        _bearer("secret,other"),
+    ):
+        response = house.ask(method, path, body, {"Origin": "http://a", **headers})
+        assert response.status == 401
+        assert response.error["code"] == "invalid_api_key"
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert response.headers["access-control-allow-origin"] == "*"
+    assert house.commands == []
+    for scheme in ("Bearer secret", "bearer other", "BEARER  secret"):
+        assert house.ask(method, path, body, {"Authorization": scheme}).status != 401
+
+
+def test_open_routes_need_no_key(make_house):
+    house = make_house(api_keys=("secret",))
+    for path in OPEN:
+        assert house.ask("GET", path).status == 200
+    assert house.ask("OPTIONS", "/v1/completions").status == 204
+    assert make_house(api_keys=("secret",), open_metrics=True).ask("GET", "/metrics").status == 200
+
+
+def test_two_authorization_headers_open_nothing(make_house):
+    house = make_house(api_keys=("secret",))
+    client = house.client()
+    client.send(
+        b"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer secret\r\nAuthorization: x\r\n\r\n"
+    )
+    assert client.responses()[0].status == 401
+
+
+def test_key_is_never_logged(make_house, caplog):
+    house = make_house(api_keys=("secret-key",))
+    with caplog.at_level(logging.DEBUG):
+        house.ask("GET", "/v1/models?key=secret-key", None, _bearer("secret-key"))
+        house.ask("GET", "/v1/models", None, _bearer("secret-key2"))
+    assert caplog.records and "secret-key" not in caplog.text
+
+
+# -------------------------------------------------------------------------------------- CORS
+
+
+def test_preflight(house):
+    headers = {
+        "Origin": "http://a",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, content-type",
+    }
+    response = house.ask("OPTIONS", "/v1/chat/completions", None, headers)
+    assert response.status == 204
+    assert response.headers["access-control-allow-origin"] == "*"
+    assert "POST" in response.headers["access-control-allow-methods"]
+    assert response.headers["access-control-allow-headers"] == "authorization, content-type"
+
+
+def test_allowed_origins(make_house):
+    house = make_house(allowed_origins=("http://a", "http://b"))
+    for origin, allowed in [("http://a", True), ("http://b", True), ("http://c", False)]:
+        for response in (
+            house.ask("GET", "/version", None, {"Origin": origin}),
+            house.ask("GET", "/nowhere", None, {"Origin": origin}),
+            house.ask(
+                "POST", "/v1/completions", {"prompt": "x", "stream": True}, {"Origin": origin}
+            ),
+        ):
+            assert (response.headers.get("access-control-allow-origin") == origin) == allowed
+            assert response.headers["vary"] == "origin"
+
+
+# ------------------------------------------------------------------------------------- state
+
+
+def test_before_and_while_loading(bare_house, make_house):
+    for house in (bare_house, make_house(ready=False)):
+        for path in ("/health", "/health/ready", "/ping"):
+            response = house.ask("GET", path)
+            assert response.status == 503
+            assert response.error["message"] == "the model is loading"
+            assert b"\n" not in response.body
+            assert int(response.headers["retry-after"]) > 0
+        assert house.ask("GET", "/health/live").status == 200
+        assert house.ask("GET", "/version").status == 200
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+            assert house.post(path, {"prompt": "x"}).status == 503
+        assert house.commands == []
+
+
+def test_reason_of_the_supervisor(house):
+    house.take(ServerState("loading", "restarting the engine"))
+    assert house.ask("GET", "/health").error["message"] == "restarting the engine"
+    house.take(ServerState("ready"))
+    house.assert_serves()
+
+
+def test_unready_but_keyed_server_asks_for_the_key_first(make_house):
+    house = make_house(ready=False, api_keys=("secret",))
+    assert house.post("/v1/completions", {"prompt": "x"}).status == 401
+
+
+def test_drain(house):
+    idle, busy = house.client(), house.client()
+    house.tokenizer = lambda command: []
+    busy.request("POST", "/v1/completions", {"prompt": "x", "stream": True})
+    house.take(Drain())
+    house.loop.turn()
+    assert idle.transport.closed and not busy.transport.closed
+    for response in (house.complete(), house.ask("GET", "/health")):
+        assert response.status == 503
+        assert response.headers["connection"] == "close"
+        assert int(response.headers["retry-after"]) > 0
+    emptied = []
+    house.open.on_empty = lambda: emptied.append(True)
+    command = house.generated()
+    house.take(Deltas([Delta(command.request_id, 0, "x", 1, 0, 1, finish_reason="stop")]))
+    house.loop.turn()
+    assert busy.responses()[0].chunks()
+    assert busy.transport.closed
+    assert emptied == [True]
+
+
+def test_drain_with_abort(house):
+    begun, waiting = house.client(), house.client()
+    house.tokenizer = lambda command: []
+    begun.request("POST", "/v1/completions", {"prompt": "x", "stream": True})
+    command = house.generated()
+    house.take(Deltas([Delta(command.request_id, 0, "x", 1, 0, 1)]))
+    house.loop.turn()
+    waiting.request("POST", "/v1/completions", {"prompt": "x"})
+    house.take(ServerState("draining", "worker 0 died"))
+    house.take(Drain(abort=True))
+    house.loop.turn()
+    assert "error" in begun.responses()[0].events()[-1]
+    assert waiting.responses()[0].status == 503
+    assert "worker 0 died" in waiting.responses()[0].error["message"]
+    assert begun.transport.closed and waiting.transport.closed
+    assert len(house.cancelled()) == 2 and len(house.open) == 0
+
+
+def test_too_many_open_requests(make_house):
+    house = make_house(limits={"max_concurrent_requests": 2})
+    house.tokenizer = lambda command: []
+    clients = [house.client() for _ in range(2)]
+    for client in clients:
+        client.request("POST", "/v1/completions", {"prompt": "x"})
+    response = house.complete()
+    assert response.status == 503 and response.headers["retry-after"] == "1"
+    assert house.ask("GET", "/health").status == 200
+    clients[0].leave()
+    clients[1].leave()
+    house.assert_serves()
+
+
+# ------------------------------------------------------------------------------- request ids
+
+
+def test_request_id_comes_back(house):
+    response = house.post("/v1/completions", {"prompt": "x"}, {"X-Request-Id": "my-id.1"})
+    assert response.headers["x-request-id"] == "my-id.1"
+    assert "my-id.1" not in response.json()["id"]
+    stream = house.post(
+        "/v1/completions", {"prompt": "x", "stream": True}, {"X-Request-Id": "my-id.1"}
+    )
+    assert stream.headers["x-request-id"] == "my-id.1"
+    assert house.post("/v1/completions", {}, {"X-Request-Id": "e"}).headers["x-request-id"] == "e"
+    assert house.ask("GET", "/health", None, {"X-Request-Id": "h"}).headers["x-request-id"] == "h"
+
+
+def test_request_id_is_made_where_none_is_given(house):
+    first, second = house.complete(), house.complete()
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+    assert "x-request-id" not in house.ask("GET", "/health").headers
+
+
+def test_request_id_of_the_body(house):
+    assert house.complete(request_id="body-id").headers["x-request-id"] == "body-id"
+    both = house.post(
+        "/v1/completions", {"prompt": "x", "request_id": "b"}, {"X-Request-Id": "header"}
+    )
+    assert both.headers["x-request-id"] == "header"
+    assert len(house.complete(request_id="x" * 1_000_000).headers["x-request-id"]) == 128
+
+
+@pytest.mark.parametrize("given", ["x" * 60_000, 'a"b c<>;{}', "\xe9\xff", "a\tb"])
+def test_unsafe_request_ids(house, given):
+    client = house.client()
+    client.send(b"GET /v1/models HTTP/1.1\r\nX-Request-Id: %b\r\n\r\n" % given.encode("latin-1"))
+    (response,) = client.responses()
+    returned = response.headers["x-request-id"]
+    assert 0 < len(returned) <= 128
+    assert returned.isascii() and not set(returned) & set('" <>;{}\t')
+    house.assert_serves()
+
+
+def test_two_requests_with_one_id(house):
+    house.tokenizer = lambda command: []
+    clients = [house.client() for _ in range(2)]
+    commands = []
+    for client in clients:
+        client.request("POST", "/v1/completions", {"prompt": "x"}, {"X-Request-Id": "same"})
+        commands.append(house.generated())
+    assert commands[0].request_id != commands[1].request_id
+    for number in (1, 0):
+        request_id = commands[number].request_id
+        text = f"answer {number}"
+        house.take(Deltas([Delta(request_id, 0, text, 1, 0, 1, finish_reason="stop")]))
+        house.loop.turn()
+    bodies = [client.responses()[0].json() for client in clients]
+    assert [b["choices"][0]["text"] for b in bodies] == ["answer 0", "answer 1"]
+    assert bodies[0]["id"] != bodies[1]["id"]
+
+
+# ------------------------------------------------------------------------ tokenizers, log, rest
+
+
+def test_least_loaded_tokenizer_is_chosen(make_house):
+    house = make_house(num_tokenizers=3, tokenizer_pool_size=3)
+    house.tokenizer = lambda command: []
+    clients = [house.client() for _ in range(6)]
+    for client in clients:
+        client.request("POST", "/v1/completions", {"prompt": "x"})
+    assert house.sent_to == [0, 1, 2, 0, 1, 2]
+    clients[1].leave()
+    assert house.sent_to[-1] == 1  # the cancel goes where the request went
+    clients[4].leave()
+    last = house.client()
+    last.request("POST", "/v1/completions", {"prompt": "x"})
+    assert house.sent_to[-1] == 1
+
+
+def test_request_ids_carry_the_front_end(make_house):
+    from zlm.frontend.metrics import FrontendMetrics
+    from zlm.frontend.open_requests import OpenRequests
+    from zlm.messages import OWNER_SHIFT
+
+    opened = OpenRequests(3, lambda function: None)
+    ids = [opened.new_id() for _ in range(3)]
+    assert len(set(ids)) == 3
+    assert {i >> OWNER_SHIFT for i in ids} == {3}
+    assert FrontendMetrics(3).render(0)
+
+
+def test_log_line(house, caplog):
+    with caplog.at_level(logging.INFO, logger="zlm"):
+        house.post("/v1/completions", {"prompt": "private text"}, {"X-Request-Id": "my-id"})
+        house.ask("GET", "/health")
+        house.ask("GET", "/a%0ab?secret=1")
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2  # probes are not logged at this level
+    assert lines[0].startswith("POST /v1/completions 200 ")
+    assert lines[0].endswith("s prompt=5 output=4 id=my-id")
+    assert lines[1].startswith("GET /a%0ab 404 ")
+    assert "private" not in caplog.text and "secret" not in caplog.text
+
+
+def test_log_can_be_turned_off(make_house, caplog):
+    with caplog.at_level(logging.DEBUG, logger="zlm"):
+        make_house(log_requests=False).complete()
+    assert caplog.records == []
+
+
+def test_log_of_a_client_that_left(house, caplog):
+    house.tokenizer = lambda command: []
+    client = house.client()
+    client.request("POST", "/v1/completions", {"prompt": "x"})
+    with caplog.at_level(logging.INFO, logger="zlm"):
+        client.leave()
+    (record,) = caplog.records
+    assert " 499 " in record.getMessage() and record.levelno == logging.INFO
+
+
+def test_unknown_message_is_a_fault(house):
+    with pytest.raises(TypeError):
+        house.server.take(ZlmError("x"))
+
+
+def test_launch_reaches_connections_that_are_open(bare_house, make_resolved):
+    client = bare_house.client()
+    client.request("GET", "/health")
+    bare_house.take(
+        Launch(make_resolved(limits=ServerLimits(max_body_bytes=10), api_keys=("secret",)))
+    )
+    bare_house.take(ServerState("ready"))
+    client.request("GET", "/health")
+    client.request("GET", "/v1/models")
+    client.request("POST", "/v1/completions", {"prompt": "x"}, _bearer("secret"))
+    assert [r.status for r in client.responses()] == [503, 200, 401, 413]
+
+
+# ----------------------------------------------------------------------------------- metrics
+
+
+def _families(house):
+    response = house.ask("GET", "/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    return {f.name: f for f in text_string_to_metric_families(response.body.decode())}
+
+
+def test_engine_metrics(house):
+    buckets = histogram_buckets(256)["time_to_first_token_seconds"]
+    counts = [0] * (len(buckets) + 1)
+    counts[2], counts[5], counts[-1] = 3, 2, 1
+    house.take(
+        EngineStats(
+            num_running=3,
+            num_waiting=1,
+            kv_usage=0.25,
+            num_blocks=64,
+            block_size_tokens=16,
+            steps=9,
+            prompt_tokens=100,
+            prompt_tokens_cached=40,
+            generation_tokens=50,
+            prefix_cache_queries=100,
+            prefix_cache_hits=40,
+            preemptions=2,
+            success={"stop": 4, "abort": 1},
+            histograms={"time_to_first_token_seconds": (counts, 12.5)},
+        )
+    )
+    families = _families(house)
+    labels = {"model_name": "tiny", "engine": "0"}
+
+    def value(family, name, **extra):
+        (sample,) = [
+            s for s in families[family].samples if s.name == name and s.labels == labels | extra
+        ]
+        return sample.value
+
+    assert value("vllm:num_requests_running", "vllm:num_requests_running") == 3
+    assert value("vllm:num_requests_waiting", "vllm:num_requests_waiting") == 1
+    assert value("vllm:kv_cache_usage_perc", "vllm:kv_cache_usage_perc") == 0.25
+    assert value("vllm:prompt_tokens", "vllm:prompt_tokens_total") == 100
+    assert value("vllm:generation_tokens", "vllm:generation_tokens_total") == 50
+    assert value("vllm:prefix_cache_queries", "vllm:prefix_cache_queries_total") == 100
+    assert value("vllm:prefix_cache_hits", "vllm:prefix_cache_hits_total") == 40
+    assert value("vllm:num_preemptions", "vllm:num_preemptions_total") == 2
+    success = "vllm:request_success"
+    assert value(success, f"{success}_total", finished_reason="stop") == 4
+    assert value(success, f"{success}_total", finished_reason="length") == 0
+    first = "vllm:time_to_first_token_seconds"
+    assert families[first].type == "histogram"
+    assert value(first, f"{first}_sum") == 12.5
+    assert value(first, f"{first}_count") == 6
+    assert value(first, f"{first}_bucket", le="0.01") == 3
+    assert value(first, f"{first}_bucket", le="+Inf") == 6
+    for name in histogram_buckets(256):
+        assert families[f"vllm:{name}"].type == "histogram"
+    (info,) = families["vllm:cache_config_info"].samples
+    assert info.labels["num_gpu_blocks"] == "64" and info.labels["block_size"] == "16"
+
+
+def test_own_metrics(house):
+    house.complete()
+    house.complete(n=0)
+    house.ask("GET", "/nowhere")
+    house.ask("GET", "/health")
+    families = _families(house)
+    counted = {
+        (s.labels["route"], s.labels["status"]): s.value
+        for s in families["http_requests"].samples
+        if s.name == "http_requests_total"
+    }
+    assert counted[("/v1/completions", "200")] == 1
+    assert counted[("/v1/completions", "400")] == 1
+    assert counted[("(unknown)", "404")] == 1
+    assert counted[("/health", "200")] == 1
+    assert families["zlm:frontend_open_requests"].samples[0].value == 0
+
+
+def test_metrics_before_the_launch(bare_house):
+    bare_house.ask("GET", "/health")
+    assert bare_house.ask("GET", "/metrics").status == 503

@@ -1,0 +1,121 @@
+"""Every family's logits against transformers, in float32, through every way to compute them."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from paged_steps import PagedSequences
+from tiny import tiny_checkpoint
+
+from zlm.models import registry
+from zlm.models.config import load_spec
+from zlm.weights.load import open_weights
+
+TOLERANCE = 1e-4
+
+# name: (family, options of tiny_checkpoint)
+CHECKPOINTS = {
+    "llama": ("llama", {}),
+    "llama-mha": ("llama", {"num_key_value_heads": 4}),
+    "llama-mqa": ("llama", {"num_key_value_heads": 1}),
+    "llama-3-heads-a-kv-head": ("llama", {"hidden_size": 96, "num_attention_heads": 6}),
+    "llama-wide-heads": ("llama", {"head_dim": 40}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-linear": ("llama", {"rope": "linear"}),
+    "llama-llama3": ("llama", {"rope": "llama3"}),
+    "llama-yarn": ("llama", {"rope": "yarn"}),
+    "mistral": ("mistral", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-bias": ("qwen3", {"attention_bias": True}),
+    "gemma3": ("gemma3", {}),
+    "gemma3-linear": ("gemma3", {"rope": "linear"}),
+    "gemma3-softcap": ("gemma3", {"final_logit_softcapping": 3.0}),
+    "gemma3-multimodal": ("gemma3_multimodal", {}),
+}
+
+
+class Golden:
+    """A tiny checkpoint in both implementations."""
+
+    def __init__(self, folder: Path) -> None:
+        self.spec = load_spec(folder)
+        weights = open_weights(folder, self.spec)
+        self.model = registry.build(
+            self.spec, weights, dtype=torch.float32, device="cpu", max_model_len=512
+        )
+        auto = transformers.AutoModelForCausalLM
+        if (folder / "config.json").read_text().find("vision_config") >= 0:
+            auto = transformers.AutoModelForImageTextToText
+        self.reference = auto.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+
+    def sequences(self, seed: int = 0) -> PagedSequences:
+        return PagedSequences(self.model, self.spec, seed=seed)
+
+    def expected(self, ids: list[int]) -> torch.Tensor:
+        with torch.inference_mode():
+            return self.reference(input_ids=torch.tensor([ids])).logits[0].float()
+
+    def prompt(self, length: int, seed: int = 0) -> list[int]:
+        return random.Random(seed).choices(range(10, self.spec.vocab_size), k=length)
+
+
+@pytest.fixture(scope="module", params=CHECKPOINTS)
+def golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    family, options = CHECKPOINTS[request.param]
+    return Golden(tiny_checkpoint(tmp_path_factory.mktemp("golden"), family, **options))
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_whole_prefill(golden: Golden) -> None:
+    ids = golden.prompt(75)
+    (logits,) = golden.sequences().step([(0, ids)])
+    assert logits.dtype == torch.float32
+    assert_close(logits, golden.expected(ids))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16])
+def test_chunked_prefill(golden: Golden, chunk: int) -> None:
+    ids = golden.prompt(60)
+    sequences = golden.sequences(seed=chunk)
+    pieces = [sequences.step([(0, ids[start : start + chunk])])[0] for start in range(0, 60, chunk)]
+    assert_close(torch.cat(pieces), golden.expected(ids))
+
+
+def test_decodes_beside_prefills(golden: Golden) -> None:
+    """Sequences of mixed lengths join one after another and decode beside others' chunks."""
+    lengths = [5, 70, 33, 1, 50, 50]
+    prompts = {i: golden.prompt(length + 12, seed=i) for i, length in enumerate(lengths)}
+    chunks = {i: [5, 40, 33, 1, 50, 17][i] for i in prompts}
+    sequences = golden.sequences()
+    got: dict[int, list[torch.Tensor]] = {i: [] for i in prompts}
+    done = dict.fromkeys(prompts, 0)
+    for tick in range(100):
+        rows = []
+        for i, ids in prompts.items():
+            if i > tick or done[i] == len(ids):
+                continue
+            count = min(chunks[i], lengths[i] - done[i]) if done[i] < lengths[i] else 1
+            rows.append((i, ids[done[i] : done[i] + count]))
+        if not rows:
+            break
+        rows.sort(key=lambda row: len(row[1]) > 1)
+        for (i, ids), logits in zip(rows, sequences.step(rows), strict=True):
+            got[i].append(logits)
+            done[i] += len(ids)
+    for i, ids in prompts.items():
+        assert_close(torch.cat(got[i]), golden.expected(ids))
+
+
+def test_prompts_of_one_length_together(golden: Golden) -> None:
+    prompts = [golden.prompt(20, seed=i) for i in range(3)] + [golden.prompt(9, seed=9)]
+    for ids, logits in zip(prompts, golden.sequences().step(list(enumerate(prompts))), strict=True):
+        assert_close(logits, golden.expected(ids))

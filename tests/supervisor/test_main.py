@@ -1,0 +1,323 @@
+"""The life of a server: coming up, draining, failing; the real supervisor over fake processes.
+
+CASES 95 (death), 96 and 97, as far as the supervisor goes.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+PATIENCE_SECONDS = 30.0
+CHILDREN = [("engine", 0), ("frontend", 0), ("frontend", 1), ("tokenizer", 0), ("worker", 0)]
+
+
+class Server:
+    """A supervisor in a process of its own, its log, and what its children noted."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        behaviour: dict[str, list[str]] | None = None,
+        resolver: str = "model",
+        options: dict[str, Any] | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self._trace = folder / "trace"
+        self._trace.touch()
+        self.runtimes = folder / "run"
+        self.runtimes.mkdir()
+        defaults = {"port": 0, "api_server_count": 2, "shutdown_timeout_seconds": 60}
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                str(HERE / "fake_server.py"),
+                json.dumps(defaults | (options or {})),
+                resolver,
+            ],
+            env={
+                **os.environ,
+                "RUNTIME_DIRECTORY": str(self.runtimes),
+                "FAKE_TRACE": str(self._trace),
+                "FAKE_BEHAVIOUR": json.dumps(behaviour or {}),
+                **(environment or {}),
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+
+    def until(self, text: str) -> str:
+        """Read the log up to the line that has *text*; return it."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+            if text in line:
+                return self.lines[-1]
+        raise AssertionError(f"{text!r} is not in the log:\n" + "\n".join(self.lines))
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> int:
+        """Wait for the end of the supervisor and of all that holds its stderr; return its status.
+
+        Children inherit stderr, so its end is theirs.
+        """
+        assert self.process.stderr is not None
+        self.lines += self.process.stderr.read().splitlines()
+        return self.process.wait(PATIENCE_SECONDS)
+
+    def events(self, *kinds: str) -> list[Any]:
+        """Return what the children noted, of the given kinds, sorted within a kind."""
+        noted = [json.loads(line) for line in self._trace.read_text().splitlines()]
+        return [event for kind in kinds for event in sorted(noted) if event[0] == kind]
+
+    def pids(self) -> dict[str, int]:
+        return {role: pid for _, role, index, pid in self.events("pid") if index == 0}
+
+    def assert_nothing_is_left(self) -> None:
+        for pid in self.pids().values():
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+        assert list(self.runtimes.iterdir()) == []
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    servers = []
+
+    def start(**keywords: Any) -> Server:
+        folder = tmp_path / str(len(servers))
+        folder.mkdir()
+        servers.append(Server(folder, **keywords))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def test_comes_up_and_drains(start: Start) -> None:
+    server = start()
+    line = server.until("serving tiny-model on http://127.0.0.1:")
+    log = "\n".join(server.lines)
+    for part in ("model read", "worker 0", "engine 0", "tokenizer 0", "frontend 0", "frontend 1"):
+        assert re.search(rf"ready in \d+\.\d\d s \(.*{part} \d+\.\d\d", log), part
+    assert "worker 0: weights 50%" in log and "engine 0 is ready: a detail" in log
+    assert [e[1:] for e in server.events("launch")] == [[*c, "/models/tiny"] for c in CHILDREN]
+    port = int(line.rpartition(":")[2])
+    socket.create_connection(("127.0.0.1", port)).close()
+
+    server.signal(signal.SIGTERM)
+    assert server.end() == 0
+    assert [e[1:3] for e in server.events("drain")] == [["frontend", 0], ["frontend", 1]]
+    assert [e[1:3] for e in server.events("stop")] == [list(child) for child in CHILDREN]
+    assert server.events("abort") == []
+    states = [e[0] for e in server.events("loading", "ready", "draining") if e[2] == 0]
+    assert {*states[:-2]} == {"loading"} and states[-2:] == ["ready", "draining"]
+    reasons = {e[3] for e in server.events("loading")}
+    assert {
+        "the model is being loaded",
+        "the model is being loaded (worker: weights 50%)",
+    } <= reasons
+    server.assert_nothing_is_left()
+
+
+def test_ctrl_c_drains_too_and_no_one_connects_any_more(start: Start) -> None:
+    server = start(behaviour={"frontend": ["busy"]})
+    port = int(server.until("serving tiny-model on").rpartition(":")[2])
+    server.signal(signal.SIGINT)
+    server.until("draining: open requests may finish within 60 s")
+    server.signal(signal.SIGINT)
+    assert server.end() == 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+def test_requests_that_outlast_the_timeout_are_aborted_with_an_answer(start: Start) -> None:
+    server = start(behaviour={"frontend": ["busy"]}, options={"shutdown_timeout_seconds": 0.2})
+    server.until("serving tiny-model on")
+    server.signal(signal.SIGTERM)
+    assert server.end() == 0
+    assert [e[1:3] for e in server.events("abort")] == [["frontend", 0], ["frontend", 1]]
+    assert len(server.events("stop")) == len(CHILDREN)
+    server.assert_nothing_is_left()
+
+
+def test_second_signal_aborts_at_once(start: Start) -> None:
+    server = start(behaviour={"frontend": ["busy"]})  # the timeout is 60 s
+    server.until("serving tiny-model on")
+    server.signal(signal.SIGTERM)
+    server.until("draining")
+    server.signal(signal.SIGTERM)
+    server.until("ending open requests with an error: the server is shutting down")
+    assert server.end() == 0
+    assert len(server.events("abort")) == 2
+    server.assert_nothing_is_left()
+
+
+def test_third_signal_kills(start: Start) -> None:
+    server = start(behaviour={"frontend": ["stuck"], "worker": ["deaf to stop"]})
+    server.until("serving tiny-model on")
+    server.signal(signal.SIGTERM)
+    server.until("draining")
+    server.signal(signal.SIGTERM)
+    server.until("ending open requests")
+    server.signal(signal.SIGTERM)
+    assert server.end() == 0
+    server.assert_nothing_is_left()
+
+
+def test_who_does_not_leave_is_killed(start: Start) -> None:
+    server = start(behaviour={"worker": ["deaf to stop"]})
+    server.until("serving tiny-model on")
+    server.signal(signal.SIGTERM)
+    server.until("killing what has not left: worker 0")
+    assert server.end() == 0
+    server.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("resolver", ["model", "never"])
+def test_signal_while_loading_ends_at_once_with_0(start: Start, resolver: str) -> None:
+    server = start(behaviour={"worker": ["not ready"]}, resolver=resolver)
+    server.until("worker 0: weights 50%" if resolver == "model" else "loading tiny-model")
+    server.signal(signal.SIGTERM)
+    assert server.end() == 0
+    assert server.events("stop") == []
+    server.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("role", ["worker", "engine", "tokenizer"])
+def test_death_of_a_process_answers_requests_and_is_the_last_line(start: Start, role: str) -> None:
+    server = start(behaviour={"frontend": ["busy"]})
+    server.until("serving tiny-model on")
+    os.kill(server.pids()[role], signal.SIGKILL)
+    assert server.end() == 1
+    assert server.lines[-1].startswith(f"zlm: {role} 0 died: killed by signal 9")
+    assert len(server.events("abort")) == 2
+    reasons = {e[3] for e in server.events("draining")}
+    assert len(reasons) == 1 and f"{role} 0 died" in reasons.pop()
+    server.assert_nothing_is_left()
+
+
+def test_death_of_a_frontend_lets_the_other_answer(start: Start) -> None:
+    server = start(behaviour={"frontend": ["busy"]})
+    server.until("serving tiny-model on")
+    os.kill(server.pids()["frontend"], signal.SIGKILL)
+    assert server.end() == 1
+    assert server.lines[-1].startswith("zlm: frontend 0 died: killed by signal 9")
+    assert [e[1:3] for e in server.events("abort")] == [["frontend", 1]]
+    server.assert_nothing_is_left()
+
+
+def test_death_while_draining_is_a_failure(start: Start) -> None:
+    server = start(behaviour={"frontend": ["busy"]})
+    server.until("serving tiny-model on")
+    server.signal(signal.SIGTERM)
+    server.until("draining")
+    os.kill(server.pids()["engine"], signal.SIGKILL)
+    assert server.end() == 1
+    assert server.lines[-1].startswith("zlm: engine 0 died: killed by signal 9")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "last"),
+    [
+        ("exit at launch", "zlm: worker 0 died: exited with status 3"),
+        ("fatal at launch", r"zlm: worker 0 died: tensor x is missing\nfrom the file"),
+    ],
+)
+def test_failure_while_loading(start: Start, behaviour: str, last: str) -> None:
+    server = start(behaviour={"worker": [behaviour]})
+    assert server.end() == 1
+    assert server.lines[-1] == last
+    server.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("resolver", "last"),
+    [
+        ("error", "zlm: tiny-model is neither a folder nor a file"),
+        ("bug", "zlm: reading the model failed: KeyError: 'hidden_size'"),
+    ],
+)
+def test_a_model_that_cannot_be_read(start: Start, resolver: str, last: str) -> None:
+    server = start(resolver=resolver)
+    assert server.end() == 1
+    assert server.lines[-1] == last
+    assert any("Traceback" in line for line in server.lines) == (resolver == "bug")
+    server.assert_nothing_is_left()
+
+
+def test_taken_port_fails_before_anything_starts(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start(options={"port": port})
+        assert server.end() == 1
+    assert server.lines[-1].startswith(f"zlm: --port {port} on 127.0.0.1 is taken")
+    assert server.events("pid") == [] and list(server.runtimes.iterdir()) == []
+
+
+def test_kill_of_the_supervisor_leaves_no_process_and_a_start_right_after_works(
+    start: Start,
+) -> None:
+    server = start()
+    port = int(server.until("serving tiny-model on").rpartition(":")[2])
+    server.signal(signal.SIGKILL)
+    assert server.end() == -signal.SIGKILL
+    again = start(options={"port": port})
+    again.until(f"serving tiny-model on http://127.0.0.1:{port}")
+    again.signal(signal.SIGTERM)
+    assert again.end() == 0
+
+
+def test_service_manager_is_told(start: Start, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        path = str(tmp_path / "notify")
+        manager.bind(path)
+        manager.settimeout(PATIENCE_SECONDS)
+        server = start(environment={"NOTIFY_SOCKET": path})
+        told = ""
+        while "READY=1" not in told:
+            told += manager.recv(4096).decode() + "\n"
+        assert told.startswith("STATUS=loading tiny-model\n")
+        assert "STATUS=worker: weights 50%\n" in told
+        assert re.search(r"READY=1\nSTATUS=serving tiny-model on http://127.0.0.1:\d+\n", told)
+        server.signal(signal.SIGTERM)
+        assert manager.recv(4096) == b"STOPPING=1\nSTATUS=shutting down"
+        assert server.end() == 0
+
+
+def test_everyone_is_warned_of_an_open_server(start: Start) -> None:
+    server = start(options={"host": "0.0.0.0"})
+    server.until("anyone who reaches this machine may use the server: no --api-key")
+
+
+def test_log_lines_have_their_form(start: Start) -> None:
+    server = start()
+    server.until("serving tiny-model on")
+    server.signal(signal.SIGTERM)
+    assert server.end() == 0
+    form = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (INFO|WARNING|ERROR) +supervisor ")
+    assert all(form.match(line) for line in server.lines), server.lines

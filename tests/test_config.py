@@ -1,0 +1,116 @@
+"""Joining options with the facts of a model: what follows, and which contradictions are told."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from zlm.config import (
+    CacheOptions,
+    Config,
+    KVGroup,
+    ModelOptions,
+    ModelSpec,
+    ParallelOptions,
+    Resolved,
+    SchedulerOptions,
+    ServerOptions,
+    resolve,
+)
+from zlm.errors import ConfigError
+
+SPEC = ModelSpec(
+    architecture="gemma3",
+    vocab_size=256,
+    hidden_size=8,
+    intermediate_size=16,
+    num_layers=4,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    max_position=4096,
+    rms_norm_eps=1e-6,
+    layer_windows=(512, 512, 0, 512),
+)
+
+PARTS = ("cache", "scheduler", "parallel", "server")
+
+
+def join(*, spec: ModelSpec = SPEC, device: str = "cpu", **options: Any) -> Resolved:
+    """Resolve; *options* are whole parts of Config by name, the rest fields of ModelOptions."""
+    parts = {name: options.pop(name) for name in PARTS if name in options}
+    config = Config(model=ModelOptions(**{"model": "org/m", **options}), **parts)
+    return resolve(config, spec, model_path="/m", tokenizer_path="/t", device=device)
+
+
+def test_what_follows_without_flags() -> None:
+    resolved = join()
+    assert resolved.served_names == ("org/m",)
+    assert (resolved.max_model_len, resolved.max_num_seqs) == (4096, 64)
+    assert resolved.max_num_batched_tokens == 512
+    assert resolved.kv_groups == (
+        KVGroup(layers=(2,), window_tokens=0, num_kv_heads=1, head_dim=8),
+        KVGroup(layers=(0, 1, 3), window_tokens=512, num_kv_heads=1, head_dim=8),
+    )
+    assert (resolved.model_path, resolved.tokenizer_path, resolved.device) == ("/m", "/t", "cpu")
+
+
+def test_it_crosses_a_process_boundary_unchanged() -> None:
+    resolved = join(served_model_name=("a", "b"), server=ServerOptions(api_keys=("k",)))
+    encoded = msgspec.msgpack.encode(resolved)
+    assert msgspec.msgpack.decode(encoded, type=Resolved) == resolved
+
+
+@pytest.mark.parametrize(
+    ("given", "canonical"), [("half", "float16"), ("float", "float32"), ("auto", "auto")]
+)
+def test_spellings_of_types_are_settled(given: str, canonical: str) -> None:
+    assert join(dtype=given, device="cuda").config.model.dtype == canonical
+
+
+def test_budgets_fit_each_other() -> None:
+    small = join(scheduler=SchedulerOptions(max_num_batched_tokens=16))
+    assert (small.max_num_batched_tokens, small.max_num_seqs) == (16, 16)
+    many = join(scheduler=SchedulerOptions(max_num_seqs=2000))
+    assert (many.max_num_batched_tokens, many.max_num_seqs) == (2000, 2000)
+    whole = join(scheduler=SchedulerOptions(enable_chunked_prefill=False))
+    assert whole.max_num_batched_tokens == 4096
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"max_model_len": 4097}, "--max-model-len 4097 exceeds the 4096 tokens"),
+        ({"max_model_len": 0}, "--max-model-len must be between 1"),
+        ({"dtype": "int4"}, "--dtype must be one of"),
+        ({"dtype": "half"}, "--dtype half: the CPU computes in float32 or bfloat16"),
+        ({"quantization": "awq"}, "--quantization awq: this checkpoint is not of that kind"),
+        ({"seed": 2**63}, "--seed must be between"),
+        (
+            {"scheduler": SchedulerOptions(max_num_seqs=32, max_num_batched_tokens=16)},
+            "--max-num-batched-tokens 16 is less than --max-num-seqs 32",
+        ),
+        (
+            {
+                "scheduler": SchedulerOptions(
+                    max_num_batched_tokens=512, enable_chunked_prefill=False
+                )
+            },
+            "--max-num-batched-tokens 512 is less than --max-model-len 4096",
+        ),
+        ({"cache": CacheOptions(block_size_tokens=0)}, "--block-size must be between 1"),
+        ({"cache": CacheOptions(gpu_memory_utilization=1.5)}, "--gpu-memory-utilization must be"),
+        ({"parallel": ParallelOptions(tensor_parallel_size=2)}, "--tensor-parallel-size 2"),
+        ({"server": ServerOptions(api_keys=("",))}, "--api-key: a key is printable ASCII"),
+        ({"served_model_name": ("",)}, "--served-model-name must not be empty"),
+    ],
+)
+def test_contradictions_are_told(keywords: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        join(**keywords)
+    assert words in caught.value.message
+
+
+def test_quantization_that_the_checkpoint_has_is_taken() -> None:
+    spec = msgspec.structs.replace(SPEC, weights_format="gguf")
+    assert join(spec=spec, quantization="gguf").config.model.quantization == "gguf"

@@ -1,0 +1,51 @@
+"""Dequantisation: equal to the bit with the gguf package, on random blocks and on real files."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from zlm.weights import gguf_dequant
+from zlm.weights.gguf import GGUFFile
+
+
+def same_bits(ours: torch.Tensor, reference: np.ndarray) -> bool:
+    """Compare bit patterns; where the reference is NaN any NaN will do."""
+    flat = ours.numpy().reshape(-1)
+    reference = np.ascontiguousarray(reference, np.float32).reshape(-1)
+    nan = np.isnan(reference)
+    equal = flat.view(np.uint32) == reference.view(np.uint32)
+    return bool(equal[~nan].all() and np.isnan(flat[nan]).all())
+
+
+@pytest.mark.parametrize("name", gguf_dequant.SUPPORTED)
+def test_random_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_dequant, "PIECE_VALUES", 1 << 12)  # several pieces, the last one short
+    kind = gguf.GGMLQuantizationType[name]
+    block_bytes = gguf.GGML_QUANT_SIZES[kind][1]
+    raw = np.random.default_rng(7).integers(0, 256, 2500 * block_bytes, dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        reference = gguf.dequantize(raw, kind)
+    out = torch.full((reference.size,), torch.nan)
+    gguf_dequant.dequantize(torch.from_numpy(raw), name, out)
+    assert same_bits(out, reference)
+
+
+@pytest.mark.parametrize("fixture", ["smollm2_path", "gemma3_path"])
+def test_real_tensors(fixture: str, request: pytest.FixtureRequest) -> None:
+    """Two tensors of each type and shape that a real file holds, the big embedding left out."""
+    path: Path = request.getfixturevalue(fixture)
+    seen: dict[tuple, int] = {}
+    for info in GGUFFile(path).tensors.values():
+        key = (info.type, info.shape)
+        seen[key] = seen.get(key, 0) + 1
+        if seen[key] > 2 or info.num_bytes > 2 << 20:
+            continue
+        raw = np.fromfile(path, np.uint8, info.num_bytes, offset=info.offset)
+        out = torch.empty(info.shape)
+        gguf_dequant.dequantize(torch.from_numpy(raw), info.type, out)
+        reference = gguf.dequantize(raw, gguf.GGMLQuantizationType[info.type])
+        assert same_bits(out, reference), info
+    assert {kind for kind, _ in seen} >= {"F32", "Q8_0"}

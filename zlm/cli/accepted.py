@@ -1,0 +1,99 @@
+"""Flags that set no field of ``Config``: taken so that unit files and guides written for vLLM work.
+
+Each row's ``take`` gets the value and returns a line for the log that says what became of it, or
+raises ValueError with why it cannot be. No flag is ignored without a word.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zlm.cli import values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """A flag that changes nothing here, or only one value of which is possible."""
+
+    flag: str
+    help: str
+    take: Callable[[str], str]
+    metavar: str = ""  # empty: a switch; ``take`` gets "true" or "false"
+    spellings: tuple[str, ...] = ()
+
+
+def _swap_space(value: str) -> str:
+    values.number(value)
+    return (
+        "preempted requests are computed again rather than swapped out, so no memory is set aside"
+    )
+
+
+def _trust_remote_code(value: str) -> str:
+    if not values.switch(value):
+        return "a model's own code is never run"
+    return "a model's own code is never run; a model that needs it is refused"
+
+
+def _enforce_eager(value: str) -> str:
+    values.switch(value)
+    return "there are no CUDA graphs on the CPU: every step runs eagerly"
+
+
+def _pipeline_parallel_size(value: str) -> str:
+    if values.integer(value) != 1:
+        raise ValueError("must be 1: this version runs one worker")
+    return "one worker holds all layers"
+
+
+def _only(what: str, *possible: str) -> Callable[[str], str]:
+    def take(value: str) -> str:
+        if value not in possible:
+            raise ValueError(f"must be {' or '.join(possible)}: {what} comes with a later version")
+        return "the server generates text"
+
+    return take
+
+
+ACCEPTED = (
+    Accepted(
+        flag="--swap-space",
+        metavar="GIB",
+        take=_swap_space,
+        help="nothing is swapped: preempted requests are computed again",
+    ),
+    Accepted(
+        flag="--trust-remote-code",
+        take=_trust_remote_code,
+        help="a model's own code is never run; models that need none are served",
+    ),
+    Accepted(
+        flag="--enforce-eager",
+        take=_enforce_eager,
+        help="steps on the CPU always run eagerly",
+    ),
+    Accepted(
+        flag="--pipeline-parallel-size",
+        metavar="N",
+        take=_pipeline_parallel_size,
+        spellings=("-pp",),
+        help="1 in this version",
+    ),
+    Accepted(
+        flag="--task",
+        metavar="TASK",
+        take=_only("any other task", "auto", "generate"),
+        help="auto or generate",
+    ),
+    Accepted(
+        flag="--runner",
+        metavar="RUNNER",
+        take=_only("any other runner", "auto", "generate"),
+        help="auto or generate",
+    ),
+    Accepted(
+        flag="--convert",
+        metavar="KIND",
+        take=_only("conversion of models", "auto", "none"),
+        help="auto or none",
+    ),
+)

@@ -1,0 +1,422 @@
+"""The one table of serve's flags: parser, help and the mapping to ``Config`` are made from it.
+
+A row names the flag, the field of ``Config`` that it sets, how its text is read, and what it does.
+Defaults are not repeated here: help reads them from ``Config``. Flags that set no field are in
+``accepted``, flags of vLLM that zlm lacks in ``unsupported``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from zlm.cli import values
+from zlm.config import DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, Config, ModelOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """A flag. Without ``metavar`` it is a switch: ``--x`` and ``--no-x``."""
+
+    flag: str
+    field: str  # dotted path in Config
+    help: str
+    metavar: str = ""
+    parse: Callable[[str], Any] = values.switch
+    spellings: tuple[str, ...] = ()  # other names of the flag
+    off: tuple[str, ...] = ()  # other names of the switch's --no- form
+    default: str = ""  # what help says of the default; else it is read from Config
+    takes: str = "one"  # one value; "words": all up to the next flag; "repeats": one each time
+
+    @property
+    def is_switch(self) -> bool:
+        return not self.metavar
+
+    def value_in(self, config: Config) -> Any:
+        """Return what *config* has in this flag's field."""
+        value: Any = config
+        for name in self.field.split("."):
+            value = getattr(value, name)
+        return value
+
+
+MODEL = (
+    Argument(
+        flag="--tokenizer",
+        field="model.tokenizer",
+        metavar="PATH|ID",
+        parse=values.text,
+        help="where the tokenizer comes from",
+        default="the model",
+    ),
+    Argument(
+        flag="--revision",
+        field="model.revision",
+        metavar="NAME",
+        parse=values.text,
+        help="branch, tag or commit of a Hugging Face id",
+        default="main",
+    ),
+    Argument(
+        flag="--download-dir",
+        field="model.download_dir",
+        metavar="FOLDER",
+        parse=values.text,
+        help="where downloads are kept",
+        default="the Hugging Face cache",
+    ),
+    Argument(
+        flag="--dtype",
+        field="model.dtype",
+        metavar="TYPE",
+        parse=values.choice(*DTYPES),
+        help="type to compute in: auto, float32, bfloat16 (float16 needs a GPU)",
+    ),
+    Argument(
+        flag="--max-model-len",
+        field="model.max_model_len",
+        metavar="N",
+        parse=values.max_model_len,
+        help="most tokens of prompt and output together; 8k is 8000, 8K is 8192",
+        default="auto, what the model was made for",
+    ),
+    Argument(
+        flag="--served-model-name",
+        field="model.served_model_name",
+        metavar="NAME...",
+        parse=values.text,
+        takes="words",
+        help="names that clients may ask for",
+        default="MODEL",
+    ),
+    Argument(
+        flag="--load-format",
+        field="model.load_format",
+        metavar="FORMAT",
+        parse=values.choice(*LOAD_FORMATS),
+        help=f"{', '.join(LOAD_FORMATS)} (random weights)",
+    ),
+    Argument(
+        flag="--quantization",
+        field="model.quantization",
+        metavar="METHOD",
+        parse=values.text,
+        spellings=("-q",),
+        help="checked against what the checkpoint is",
+        default="the checkpoint decides",
+    ),
+    Argument(
+        flag="--generation-config",
+        field="model.generation_config",
+        metavar="WHERE",
+        parse=lambda value: "none" if value in ("vllm", "zlm") else values.text(value),
+        help="sampling defaults: auto (the checkpoint's), none, or a folder",
+    ),
+    Argument(
+        flag="--chat-template",
+        field="model.chat_template",
+        metavar="FILE",
+        parse=values.chat_template,
+        help="a Jinja file, or the template itself",
+        default="the checkpoint's",
+    ),
+    Argument(
+        flag="--seed",
+        field="model.seed",
+        metavar="N",
+        parse=values.integer,
+        help="seeds requests that bring no seed",
+        default="fresh randomness",
+    ),
+)
+
+CACHE = (
+    Argument(
+        flag="--block-size",
+        field="cache.block_size_tokens",
+        metavar="TOKENS",
+        parse=values.integer,
+        help="tokens in a block of the KV cache",
+    ),
+    Argument(
+        flag="--gpu-memory-utilization",
+        field="cache.gpu_memory_utilization",
+        metavar="FRACTION",
+        parse=values.number,
+        help="share of the GPU's memory that may be used",
+    ),
+    Argument(
+        flag="--kv-cache-dtype",
+        field="cache.kv_cache_dtype",
+        metavar="TYPE",
+        parse=values.choice(*KV_CACHE_DTYPES),
+        help=f"type of keys and values: {', '.join(KV_CACHE_DTYPES)}",
+    ),
+    Argument(
+        flag="--kv-cache-memory-bytes",
+        field="cache.kv_cache_memory_bytes",
+        metavar="SIZE",
+        parse=values.size_bytes,
+        help="size of the KV cache: 1073741824, 8GB, 512MiB",
+        default="planned from the memory there is",
+    ),
+    Argument(
+        flag="--num-gpu-blocks-override",
+        field="cache.num_blocks_override",
+        metavar="N",
+        parse=values.integer,
+        help="blocks of the KV cache, whatever the plan says",
+        default="the plan",
+    ),
+    Argument(
+        flag="--enable-prefix-caching",
+        field="cache.enable_prefix_caching",
+        help="reuse the KV cache of equal beginnings of prompts",
+    ),
+)
+
+SCHEDULER = (
+    Argument(
+        flag="--max-num-seqs",
+        field="scheduler.max_num_seqs",
+        metavar="N",
+        parse=values.quantity,
+        help="most sequences that run at once",
+        default="64 on the CPU",
+    ),
+    Argument(
+        flag="--max-num-batched-tokens",
+        field="scheduler.max_num_batched_tokens",
+        metavar="N",
+        parse=values.quantity,
+        help="most tokens of one step",
+        default="512 on the CPU",
+    ),
+    Argument(
+        flag="--enable-chunked-prefill",
+        field="scheduler.enable_chunked_prefill",
+        help="compute long prompts in several steps, beside running requests",
+    ),
+    Argument(
+        flag="--scheduling-policy",
+        field="scheduler.policy",
+        metavar="POLICY",
+        parse=values.choice("fcfs", "priority"),
+        help="who goes first: fcfs (first come) or priority (the request's)",
+    ),
+    Argument(
+        flag="--run-ahead-steps",
+        field="scheduler.run_ahead_steps",
+        metavar="N",
+        parse=values.integer,
+        help="steps that are planned before the first of them has ended",
+    ),
+)
+
+COMPUTE = (
+    Argument(
+        flag="--device",
+        field="parallel.device",
+        metavar="DEVICE",
+        parse=values.choice("auto", "cpu", "cuda"),
+        help="auto or cpu",
+    ),
+    Argument(
+        flag="--tensor-parallel-size",
+        field="parallel.tensor_parallel_size",
+        metavar="N",
+        parse=values.integer,
+        spellings=("-tp",),
+        help="workers that share each layer; 1 in this version",
+    ),
+    Argument(
+        flag="--cpu-threads",
+        field="parallel.cpu_threads",
+        metavar="N",
+        parse=values.integer,
+        help="threads that compute on the CPU",
+        default="its cores",
+    ),
+)
+
+SERVER = (
+    Argument(
+        flag="--host",
+        field="server.host",
+        metavar="HOST",
+        parse=values.text,
+        help="address to listen on; 0.0.0.0 for all of this machine's",
+    ),
+    Argument(
+        flag="--port",
+        field="server.port",
+        metavar="PORT",
+        parse=values.integer,
+        help="port to listen on; 0 for any that is free",
+    ),
+    Argument(
+        flag="--uds",
+        field="server.uds",
+        metavar="PATH",
+        parse=values.text,
+        help="listen on a Unix socket instead",
+        default="off",
+    ),
+    Argument(
+        flag="--api-key",
+        field="server.api_keys",
+        metavar="KEY",
+        parse=values.text,
+        takes="repeats",
+        help="key that clients must show; may be given several times, and also by --api-key-file "
+        "and in $ZLM_API_KEY, where ps does not show it",
+        default="none is asked for",
+    ),
+    Argument(
+        flag="--open-metrics",
+        field="server.open_metrics",
+        help="serve /metrics without a key",
+    ),
+    Argument(
+        flag="--root-path",
+        field="server.root_path",
+        metavar="PREFIX",
+        parse=str,
+        help="path under which a reverse proxy serves",
+        default="none",
+    ),
+    Argument(
+        flag="--allowed-origins",
+        field="server.allowed_origins",
+        metavar="ORIGIN",
+        parse=values.strings,
+        takes="repeats",
+        help="origins that browsers may call from (CORS); several times, or a JSON list",
+    ),
+    Argument(
+        flag="--api-server-count",
+        field="server.api_server_count",
+        metavar="N",
+        parse=values.integer,
+        spellings=("-asc",),
+        help="front-end processes",
+    ),
+    Argument(
+        flag="--tokenizer-pool-size",
+        field="server.tokenizer_pool_size",
+        metavar="N",
+        parse=values.integer,
+        help="tokenizer processes",
+    ),
+    Argument(
+        flag="--enable-log-requests",
+        field="server.log_requests",
+        off=("--disable-log-requests",),
+        help="log a line for each request",
+    ),
+    Argument(
+        flag="--shutdown-timeout",
+        field="server.shutdown_timeout_seconds",
+        metavar="SECONDS",
+        parse=values.number,
+        help="how long running requests may finish after SIGTERM",
+    ),
+)
+
+REQUESTS = (
+    Argument(
+        flag="--unknown-fields",
+        field="server.unknown_fields",
+        metavar="HOW",
+        parse=values.choice("reject", "ignore"),
+        help="unknown fields of a request: reject or ignore",
+    ),
+    Argument(
+        flag="--clamp-max-tokens",
+        field="server.clamp_max_tokens",
+        help="cut a max_tokens that is larger than the room left, rather than refuse it",
+    ),
+    Argument(
+        flag="--allow-special-tokens-in-content",
+        field="server.allow_special_tokens_in_content",
+        help="let users type control tokens",
+    ),
+    Argument(
+        flag="--max-body-bytes",
+        field="server.limits.max_body_bytes",
+        metavar="SIZE",
+        parse=values.size_bytes,
+        help="largest body of a request",
+    ),
+    Argument(
+        flag="--max-header-bytes",
+        field="server.limits.max_header_bytes",
+        metavar="SIZE",
+        parse=values.size_bytes,
+        help="largest request line and headers",
+    ),
+    Argument(
+        flag="--max-header-count",
+        field="server.limits.max_header_count",
+        metavar="N",
+        parse=values.integer,
+        help="most headers of a request",
+    ),
+    Argument(
+        flag="--body-timeout",
+        field="server.limits.body_timeout_seconds",
+        metavar="SECONDS",
+        parse=values.number,
+        help="how long a client may take to send a request",
+    ),
+    Argument(
+        flag="--keep-alive-timeout",
+        field="server.limits.keep_alive_seconds",
+        metavar="SECONDS",
+        parse=values.number,
+        help="how long an idle connection stays open",
+    ),
+    Argument(
+        flag="--max-prompts",
+        field="server.limits.max_prompts",
+        metavar="N",
+        parse=values.integer,
+        help="most prompts in one request",
+    ),
+    Argument(
+        flag="--max-concurrent-requests",
+        field="server.limits.max_concurrent_requests",
+        metavar="N",
+        parse=values.integer,
+        help="open requests a front end holds before it answers 503",
+    ),
+    Argument(
+        flag="--template-timeout",
+        field="server.limits.template_seconds",
+        metavar="SECONDS",
+        parse=values.number,
+        help="how long a chat template may run",
+    ),
+)
+
+GROUPS: dict[str, tuple[Argument, ...]] = {
+    "Model": MODEL,
+    "KV cache": CACHE,
+    "Scheduler": SCHEDULER,
+    "Compute": COMPUTE,
+    "Server": SERVER,
+    "Requests": REQUESTS,
+}
+ARGUMENTS: tuple[Argument, ...] = tuple(row for group in GROUPS.values() for row in group)
+
+
+def changed(config: Config) -> list[str]:
+    """Return ``flag value`` of each flag that *config* changes from its default; keys hidden."""
+    plain = Config(model=ModelOptions(model=config.model.model))
+    different = (row for row in ARGUMENTS if row.value_in(config) != row.value_in(plain))
+    return [f"{row.flag} {_shown(row, row.value_in(config))}" for row in different]
+
+
+def _shown(row: Argument, value: Any) -> str:
+    if row.field == "server.api_keys":
+        return "..."
+    return " ".join(map(repr, value)) if isinstance(value, tuple) else str(value)

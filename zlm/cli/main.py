@@ -1,0 +1,53 @@
+"""The ``zlm`` command: finds the command that is asked for and hands its arguments over.
+
+Imports a command's module only when that command is run, so that ``zlm --help`` and
+``zlm --version`` answer at once, on machines without a GPU too.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from zlm import __version__
+
+COMMANDS = {"serve": "serve a model over HTTP, with OpenAI's API"}
+USAGE_ERROR = 2
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run ``zlm`` with arguments *words* (default: the process's); return the exit status."""
+    words = sys.argv[1:] if words is None else words
+    first = words[0] if words else ""
+    if first in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if first in ("-v", "-V", "--version", "version"):
+        print(f"zlm {__version__}")
+        return 0
+    if first not in COMMANDS:
+        print(_complaint(first), file=sys.stderr)
+        return USAGE_ERROR
+    command = importlib.import_module(f"zlm.cli.{first}")
+    status: int = command.main(list(words[1:]))
+    return status
+
+
+def overview() -> str:
+    """Return what ``zlm --help`` prints."""
+    lines = ["usage: zlm COMMAND [arguments]", "", "Serves large language models.", "", "Commands:"]
+    lines += [f"  {name:12}{what}" for name, what in COMMANDS.items()]
+    lines += ["", "zlm COMMAND --help tells more; zlm --version prints the version."]
+    return "\n".join(lines)
+
+
+def _complaint(word: str) -> str:
+    if not word:
+        return overview()
+    near = get_close_matches(word, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(COMMANDS)}"
+    return f"zlm: no command {word[:200]!r}; {hint}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

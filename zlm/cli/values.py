@@ -1,0 +1,114 @@
+"""From the text of a flag's value to the value: numbers, sizes, choices, lists.
+
+Each function takes the text and returns the value, or raises ValueError with what is wanted, to be
+put after the flag's name ("must be a whole number"). Ranges are the business of ``zlm.config``.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)")
+POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def text(value: str) -> str:
+    """Return *value* as it is, if it is not empty."""
+    if not value:
+        raise ValueError("must not be empty")
+    return value
+
+
+def integer(value: str) -> int:
+    """Return a whole number; underscores may group its digits."""
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError("must be a whole number") from None
+
+
+def number(value: str) -> float:
+    """Return a finite number."""
+    try:
+        result = float(value)
+    except ValueError:
+        raise ValueError("must be a number") from None
+    if not abs(result) < float("inf"):
+        raise ValueError("must be a finite number")
+    return result
+
+
+def switch(value: str) -> bool:
+    """Return what ``--flag=value`` and a config file say for a flag that is on or off."""
+    known = {"true": True, "yes": True, "on": True, "1": True}
+    known |= {"false": False, "no": False, "off": False, "0": False}
+    try:
+        return known[value.lower()]
+    except KeyError:
+        raise ValueError("must be true or false") from None
+
+
+def choice(*known: str, spellings: dict[str, str] | None = None) -> Callable[[str], str]:
+    """Return a function that takes one of *known*; *spellings* maps other words to them."""
+
+    def parse(value: str) -> str:
+        value = (spellings or {}).get(value, value)
+        if value not in known:
+            raise ValueError(f"must be one of {', '.join(known)}")
+        return value
+
+    return parse
+
+
+def quantity(value: str) -> int:
+    """Return a count: 8192, 8k or 8.5k (thousands), 8K or 8Ki (1024s); likewise m, g and t."""
+    return _scaled(value, "must be a whole number, or one with k (1000) or K (1024), m or M, ...")
+
+
+def size_bytes(value: str) -> int:
+    """Return a number of bytes: 1073741824, 8GB (10^9s), 8GiB or 8G (2^30s), 512MiB, ..."""
+    return _scaled(value, "must be a number of bytes such as 1073741824, 8GB or 512MiB")
+
+
+def _scaled(value: str, wanted: str) -> int:
+    match = QUANTITY.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(wanted)
+    digits, unit = match.groups()
+    # Decimal with a lone small letter or with B (GB), binary with a lone capital or with i (GiB).
+    prefix = re.sub(r"i?b$", "", unit, flags=re.IGNORECASE).removesuffix("i")
+    is_binary = "i" in unit or (len(unit) == 1 and unit.isupper() and unit != "B")
+    if prefix.lower() not in POWERS or (unit.lower() == "ib"):
+        raise ValueError(wanted)
+    scale = (1024 if is_binary else 1000) ** POWERS[prefix.lower()]
+    whole, _, fraction = digits.partition(".")
+    scaled_fraction = int(fraction or "0") * scale
+    if scaled_fraction % 10 ** len(fraction):
+        raise ValueError(wanted)
+    return int(whole) * scale + scaled_fraction // 10 ** len(fraction)
+
+
+def max_model_len(value: str) -> int | None:
+    """Return a number of tokens, or None for ``auto`` and vLLM's -1."""
+    return None if value in ("auto", "-1") else quantity(value)
+
+
+def chat_template(value: str) -> str:
+    """Return a template or the path of a file that holds one."""
+    if "{" not in value and not Path(value).is_file():
+        raise ValueError("must be a template or the path of a file that holds one")
+    return value
+
+
+def strings(value: str) -> list[str]:
+    """Return one string, or several given as a JSON list."""
+    if not value.startswith("["):
+        return [text(value)]
+    try:
+        items = json.loads(value)
+    except json.JSONDecodeError:
+        items = None
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise ValueError("must be a string or a JSON list of strings")
+    return items

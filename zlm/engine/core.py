@@ -1,0 +1,133 @@
+"""The engine core without its sockets: messages in, messages out.
+
+``EngineCore`` owns the scheduler, and nothing else: every message that reaches the engine process
+becomes a call here, and every answer is a returned value. So a test drives a whole engine by plain
+calls, and the process (``zlm.engine.process``) is only the loop around it.
+
+Promise: each submitted sequence gets exactly one terminal row or error, whatever happens.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from zlm.config import Resolved
+from zlm.engine.kv_groups import KVGroups
+from zlm.engine.limits import SchedulerLimits
+from zlm.engine.prefix_cache import BlockHasher
+from zlm.engine.scheduler import Scheduler
+from zlm.errors import ConfigError
+from zlm.messages import (
+    Abort,
+    EngineReady,
+    EngineStats,
+    Execute,
+    StepOutput,
+    StepResult,
+    Submit,
+    WorkerReady,
+)
+
+logger = logging.getLogger(__name__)
+
+Outputs = list[tuple[int, StepOutput]]  # (index of the tokenizer, its message)
+
+
+class EngineCore:
+    """One engine: sequences in, steps out, results in, tokens out."""
+
+    def __init__(
+        self, resolved: Resolved, num_blocks: Sequence[int], *, hasher: BlockHasher | None = None
+    ) -> None:
+        """Build pools of ``num_blocks[g]`` blocks (null block included) for each KV group.
+
+        *hasher* is for tests that want a fixed hash key. Raises ConfigError if not even one token
+        fits.
+        """
+        config = resolved.config
+        limits = SchedulerLimits(
+            max_model_len=resolved.max_model_len,
+            max_num_seqs=resolved.max_num_seqs,
+            max_num_batched_tokens=resolved.max_num_batched_tokens,
+            vocab_size=resolved.spec.vocab_size,
+            eos_ids=resolved.spec.eos_token_ids,
+            chunked_prefill=config.scheduler.enable_chunked_prefill,
+            by_priority=config.scheduler.policy == "priority",
+            prefix_caching=config.cache.enable_prefix_caching,
+        )
+        verify = logger.isEnabledFor(logging.DEBUG)
+        kv = KVGroups(
+            [group.window_tokens for group in resolved.kv_groups],
+            num_blocks,
+            config.cache.block_size_tokens,
+            limits.max_num_seqs,
+            keep_contents=verify,
+        )
+        if kv.min_free() < 1:
+            raise ConfigError(
+                f"the KV cache has no room ({list(num_blocks)} blocks): give it more with "
+                "--kv-cache-memory-bytes or --gpu-memory-utilization"
+            )
+        self.scheduler = Scheduler(limits, kv, hasher or BlockHasher(), verify=verify)
+        self._run_ahead = config.scheduler.run_ahead_steps
+
+    # ------------------------------------------------------------------ messages in
+
+    def submit(self, message: Submit) -> Outputs:
+        """Queue a prompt; the outputs are its refusal, if it can never run."""
+        return self.scheduler.submit(message).outputs()
+
+    def abort(self, message: Abort, now: float) -> Outputs:
+        """End sequences; the outputs are their terminal rows."""
+        return self.scheduler.abort(message, now).outputs()
+
+    def apply(self, message: StepResult, now: float) -> Outputs:
+        """Take in the result of the oldest step in flight; the outputs are its news."""
+        return self.scheduler.apply(message, now).outputs()
+
+    # ------------------------------------------------------------------ messages out
+
+    def next_steps(self, now: float) -> list[Execute]:
+        """Return the steps to send now, so that ``run_ahead_steps`` of them are in flight."""
+        steps = []
+        while self.scheduler.num_in_flight < self._run_ahead:
+            step = self.scheduler.plan(now)
+            if step is None:
+                break
+            steps.append(step)
+        return steps
+
+    def ready(self, device: str, dtype: str) -> EngineReady:
+        """Return what tokenizers must know."""
+        return EngineReady(
+            num_blocks=[pool.num_usable for pool in self.scheduler.kv.pools],
+            max_sequence_tokens=self.scheduler.max_sequence_tokens,
+            device=device,
+            dtype=dtype,
+        )
+
+    def stats(self) -> EngineStats:
+        """Return counters and gauges as they are now."""
+        scheduler = self.scheduler
+        return scheduler.statistics.message(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            kv_usage=scheduler.kv.usage(),
+            num_blocks=[pool.num_usable for pool in scheduler.kv.pools],
+            block_size=scheduler.kv.block_size,
+        )
+
+    # ------------------------------------------------------------------ idleness
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sequence is unfinished and no step in flight."""
+        return not self.scheduler.has_work
+
+    def check_idle(self) -> None:
+        """Raise InvariantError if a block or a slot is still held although the engine is idle."""
+        self.scheduler.check_idle()
+
+
+def fewest_blocks(workers: Sequence[WorkerReady]) -> list[int]:
+    """Return the blocks of each KV group that all workers have."""
+    return [min(counts) for counts in zip(*(w.num_blocks for w in workers), strict=True)]

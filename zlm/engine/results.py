@@ -1,0 +1,217 @@
+"""Takes in what a step sampled: tokens into the columns, who is over, and the news of it.
+
+Owns nothing: writes the columns of the scheduler's slots (``known``, ``tokens``, times) and calls
+back to end sequences. Steady decode is array work only; Python runs for rows that end a sequence,
+for prefill rows, and for rows whose sequence lost its slot while the step was in flight.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from zlm.engine.news import NO_TOKEN, Int32s, News, renumber
+from zlm.engine.plan import Indices, Plan, PrefillRow
+from zlm.engine.request import Sequence, State
+from zlm.engine.slots import SlotTable
+from zlm.engine.stats import ERROR, Statistics
+from zlm.errors import BadRequest, ModelError, ZlmError
+from zlm.messages import (
+    FINISH_EOS,
+    FINISH_LENGTH,
+    FINISH_STOP_ID,
+    ROW_ALL_MASKED,
+    ROW_OK,
+    RUNNING,
+    LogprobColumns,
+    StepResult,
+)
+
+
+class ResultReader:
+    """Reads results of steps into the slots."""
+
+    def __init__(
+        self,
+        slots: SlotTable,
+        statistics: Statistics,
+        eos_ids: tuple[int, ...],
+        vocab_size: int,
+        finish: Callable[[Sequence, int, float], None],
+    ) -> None:
+        """*finish* ends a sequence: called with its finish code (or ERROR) and the time."""
+        self._slots = slots
+        self._statistics = statistics
+        self._eos_ids = frozenset(eos_ids)
+        self._is_eos = np.zeros(vocab_size, np.bool_)
+        self._is_eos[[token for token in eos_ids if token < vocab_size]] = True
+        self._finish = finish
+
+    def read(self, plan: Plan, result: StepResult, now: float) -> News:
+        """Take in *result*, which is that of *plan*."""
+        news = News()
+        ids = np.frombuffer(result.token_ids, np.int32)
+        good = np.arange(len(ids))  # sampling rows with a token for a slot
+        failed: list[int] = []
+        if plan.departed or result.status:
+            held = ~np.isin(plan.sample_slots, list(plan.departed))
+            valid = np.ones(len(ids), np.bool_)
+            if result.status:
+                valid = np.frombuffer(result.status, np.uint8) == ROW_OK
+            good = np.flatnonzero(held & valid)
+            failed = np.flatnonzero(held & ~valid).tolist()
+        placed = np.full(len(ids), -1, np.int64)  # the row of the news of each sampling row
+        placed[good] = np.arange(len(good))
+        self._read_slots(plan, ids, good, news, now)
+        for row in failed:
+            sequence = self._slots.sequences[int(plan.sample_slots[row])]
+            self._fail(sequence, result.status[row], news, now)
+        if plan.departed:
+            self._read_departed(plan, result, ids, placed, news, now)
+        if plan.prefills:
+            self._read_prefills(plan, result, placed, news, now)
+        if result.logprobs is not None:
+            news.logprobs = renumber(result.logprobs, placed)
+        return news
+
+    # ------------------------------------------------------------------ rows of slots
+
+    def _read_slots(self, plan: Plan, ids: Int32s, good: Indices, news: News, now: float) -> None:
+        """Store the tokens of sampling rows *good*, tell them, and end what they complete."""
+        slots, ends, ids = plan.sample_slots[good], plan.sample_ends[good], ids[good]
+        columns = self._slots
+        columns.tokens[slots, ends] = ids
+        columns.known[slots] = ends + 1
+        decodes = slots[: np.searchsorted(good, plan.num_decodes)]
+        self._statistics.next_tokens(now - columns.last_token_at[decodes])
+        self._statistics.generation_tokens += len(slots)
+        for row in plan.prefills:
+            if row.samples and columns.sequences.get(row.slot) is row.sequence:
+                self._time_token(row.sequence, float(columns.last_token_at[row.slot]), now)
+        columns.last_token_at[slots] = now
+        finish = np.zeros(len(slots), np.uint8)
+        news.add(columns.seq_ids[slots], ids, finish)
+        self._end(slots, ends, ids, finish, now)
+
+    def _end(
+        self,
+        slots: Indices,
+        ends: Indices,
+        ids: Int32s,
+        finish: npt.NDArray[np.uint8],
+        now: float,
+    ) -> None:
+        """End the sequences that the tokens *ids* at *ends* complete; fill in *finish*."""
+        columns = self._slots
+        over = ends + 1 >= columns.limit[slots]
+        over |= self._is_eos[ids] & columns.stops_on_eos[slots]
+        if columns.num_with_stop_ids:
+            over |= columns.hits_stop_id(slots, ids)
+        for row in np.flatnonzero(over).tolist():
+            sequence = columns.sequences[int(slots[row])]
+            code = self._finish_code(sequence, int(ids[row]), int(ends[row]) + 1)
+            if code != RUNNING:
+                finish[row] = code
+                self._finish(sequence, code, now)
+
+    def _finish_code(self, sequence: Sequence, token: int, length: int) -> int:
+        """Return how *token*, which made *sequence* *length* tokens long, ends it, or RUNNING."""
+        if length >= sequence.min_length:
+            if token in sequence.stop_ids:
+                return FINISH_STOP_ID
+            if token in self._eos_ids and not sequence.ignore_eos:
+                return FINISH_EOS
+        return FINISH_LENGTH if length >= sequence.limit else RUNNING
+
+    def _fail(self, sequence: Sequence, status: int, news: News, now: float) -> None:
+        error: ZlmError
+        if status == ROW_ALL_MASKED:
+            error = BadRequest(
+                "no token can follow: logit_bias, allowed_token_ids, bad_words and min_tokens "
+                "leave no candidate"
+            )
+        else:
+            error = ModelError("the model computed values that are not numbers for this request")
+        self._finish(sequence, ERROR, now)
+        news.add_error(sequence.seq_id, error)
+
+    # ------------------------------------------------------------------ prefill rows
+
+    def _time_token(self, sequence: Sequence, last_token_at: float, now: float) -> None:
+        if sequence.first_token_at < 0.0:
+            sequence.first_token_at = now
+            self._statistics.first_token(sequence, now)
+        else:
+            self._statistics.next_token(now - last_token_at)
+
+    def _read_prefills(
+        self, plan: Plan, result: StepResult, placed: Indices, news: News, now: float
+    ) -> None:
+        """Tell cache hits and prompt logprobs, and end sequences that wanted no token."""
+        columns = result.prompt_logprobs
+        described = frozenset(np.frombuffer(columns.rows, np.int32).tolist() if columns else ())
+        told: dict[int, tuple[PrefillRow, int]] = {}  # by row of the step: and row of the news
+        sampling = plan.num_decodes - 1
+        for number, row in enumerate(plan.prefills, plan.num_decodes):
+            sequence, place = row.sequence, -1
+            if row.samples:
+                sampling += 1
+                place = int(placed[sampling])
+            elif sequence.state is not State.FINISHED and row.end == sequence.limit:
+                self._finish(sequence, FINISH_LENGTH, now)
+                place = news.add_row(sequence.seq_id, NO_TOKEN, FINISH_LENGTH)
+            elif sequence.state is not State.FINISHED and number in described:
+                place = news.add_row(sequence.seq_id, NO_TOKEN, RUNNING)
+            if place >= 0:
+                told[number] = row, place
+                if row.end == sequence.num_prompt and sequence.num_cached:
+                    news.cached.append((place, sequence.num_cached))
+        if columns is not None:
+            news.prompt_logprobs = self._prompt_logprobs(plan, columns, told)
+
+    def _prompt_logprobs(
+        self, plan: Plan, columns: LogprobColumns, told: dict[int, tuple[PrefillRow, int]]
+    ) -> LogprobColumns | None:
+        """Give *columns* to the news, without positions that were told before a preemption."""
+        to = np.full(len(plan.slots), -1, np.int64)
+        described = np.frombuffer(columns.rows, np.int32)
+        keep = np.ones(len(described), np.bool_)
+        for number, (row, place) in told.items():
+            sequence = row.sequence
+            to[number] = place
+            mine = np.flatnonzero(described == number)  # positions start + 1, start + 2, ...
+            keep[mine[: max(0, sequence.prompt_logprobs_sent - row.start - 1)]] = False
+            after = row.start + 1 + len(mine)
+            sequence.prompt_logprobs_sent = max(sequence.prompt_logprobs_sent, after)
+        return renumber(columns, to, keep)
+
+    # ------------------------------------------------------------------ rows without a slot
+
+    def _read_departed(
+        self,
+        plan: Plan,
+        result: StepResult,
+        ids: Int32s,
+        placed: Indices,
+        news: News,
+        now: float,
+    ) -> None:
+        """Give preempted sequences the tokens that were in flight; drop those of finished ones."""
+        for slot, sequence in plan.departed.items():
+            sequence.in_flight -= 1
+            if sequence.state is State.FINISHED:
+                continue
+            for row in np.flatnonzero(plan.sample_slots == slot).tolist():
+                status = result.status[row] if result.status else ROW_OK
+                if status != ROW_OK:
+                    self._fail(sequence, status, news, now)
+                    continue
+                token = int(ids[row])
+                sequence.tokens = np.append(sequence.tokens, ids[row])
+                self._time_token(sequence, sequence.last_token_at, now)
+                sequence.last_token_at = now
+                self._statistics.generation_tokens += 1
+                code = self._finish_code(sequence, token, len(sequence.tokens))
+                placed[row] = news.add_row(sequence.seq_id, token, code)
+                if code != RUNNING:
+                    self._finish(sequence, code, now)

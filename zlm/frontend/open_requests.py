@@ -1,0 +1,144 @@
+"""The requests that wait for the tokenizer: by internal id, each with who answers its client.
+
+Owns the ids, the table, and which tokenizer has how many of them. Dispatching a batch of deltas is
+plain calls: no task, future or event a request. Streams that got news are flushed once, at the end
+of the loop's turn, so that each connection sees one write however many batches had queued.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from zlm.errors import BadRequest, ZlmError
+from zlm.messages import (
+    OWNER_SHIFT,
+    Cancel,
+    Delta,
+    Deltas,
+    DetokenizedText,
+    Failed,
+    Message,
+    Tokens,
+)
+
+Send = Callable[[Message], None]
+
+
+class OpenRequest(Protocol):
+    """Who answers the client of one open request."""
+
+    def take(self, delta: Delta) -> bool:
+        """Keep *delta*; return whether ``flush`` must be called and is not yet going to be."""
+
+    def flush(self) -> None:
+        """Send what is kept."""
+
+    def finish(self, result: Any) -> None:
+        """Answer with *result* (Tokens or DetokenizedText)."""
+
+    def fail(self, error: ZlmError) -> None:
+        """End the answer with *error*."""
+
+
+class OpenRequests:
+    """All open requests of this front end.
+
+    *soon* calls a function at the end of the loop's turn; ``on_empty`` is called when the last
+    request is over.
+    """
+
+    def __init__(self, index: int, soon: Callable[[Callable[[], None]], Any]) -> None:
+        self._next_id = (index << OWNER_SHIFT) + 1
+        self._tokenizers: list[Send] = []
+        self._loads: list[int] = []
+        self._soon = soon
+        self._open: dict[int, tuple[OpenRequest, int]] = {}
+        self._unflushed: list[OpenRequest] = []
+        self.on_empty: Callable[[], None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def connect(self, tokenizers: list[Send]) -> None:
+        """Take the ways to the tokenizer processes; before the first request."""
+        self._tokenizers = tokenizers
+        self._loads = [0] * len(tokenizers)
+
+    def new_id(self) -> int:
+        """Return an id no other request of the server has."""
+        self._next_id += 1
+        return self._next_id - 1
+
+    def submit(self, request_id: int, command: Message, request: OpenRequest) -> None:
+        """Send *command* to the least loaded tokenizer; *request* gets what comes of it.
+
+        Raises BadRequest if the client's values do not fit a message.
+        """
+        number = self._loads.index(min(self._loads))
+        try:
+            self._tokenizers[number](command)
+        except (OverflowError, RecursionError) as error:
+            raise BadRequest(f"a value in the body is out of range: {error}") from None
+        self._loads[number] += 1
+        self._open[request_id] = (request, number)
+
+    def release(self, request_id: int) -> None:
+        """Forget a request that is over."""
+        _, number = self._open.pop(request_id)
+        self._loads[number] -= 1
+        if not self._open and self.on_empty is not None:
+            self.on_empty()
+
+    def cancel(self, request_id: int) -> None:
+        """Forget a request whose answer nobody wants, and stop the work on it."""
+        _, number = self._open[request_id]
+        self._tokenizers[number](Cancel(request_id))
+        self.release(request_id)
+
+    def fail_all(self, error: ZlmError) -> None:
+        """End every open request with *error*."""
+        for request_id, (request, number) in list(self._open.items()):
+            self._tokenizers[number](Cancel(request_id))
+            request.fail(error)
+
+    # ------------------------------------------------------------------- from the tokenizer
+
+    def take_deltas(self, message: Deltas) -> None:
+        """Hand each delta to its request; those of requests that are over are dropped."""
+        found = self._open.get
+        unflushed = self._unflushed
+        was_empty = not unflushed
+        for delta in message.items:
+            entry = found(delta.request_id)
+            if entry is not None and entry[0].take(delta):
+                unflushed.append(entry[0])
+        if was_empty and unflushed:
+            self._soon(self._flush)
+
+    def take_result(self, message: Tokens | DetokenizedText) -> None:
+        """Answer the request that *message* belongs to."""
+        entry = self._open.get(message.request_id)
+        if entry is not None:
+            entry[0].finish(message)
+
+    def take_failure(self, message: Failed) -> None:
+        """End the request that *message* belongs to with its error."""
+        entry = self._open.get(message.request_id)
+        if entry is not None:
+            entry[0].fail(failure(message))
+
+    def _flush(self) -> None:
+        requests, self._unflushed = self._unflushed, []
+        for request in requests:
+            request.flush()
+
+
+def failure(message: Failed) -> ZlmError:
+    """Return *message* as the error it tells of."""
+    return ZlmError(
+        message.message,
+        param=message.param,
+        code=message.code,
+        status=message.status,
+        type=message.error_type,
+        retry_after_seconds=message.retry_after_seconds,
+    )

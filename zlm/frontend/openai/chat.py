@@ -1,0 +1,215 @@
+"""POST /v1/chat/completions: the request, and the form of its answer."""
+
+from typing import Any
+
+from zlm.config import Resolved
+from zlm.errors import BadRequest, clip
+from zlm.frontend.openai import fields, logprobs
+from zlm.frontend.openai.answer import AnswerHead
+from zlm.frontend.openai.body import BodyDecoder, check_depth
+from zlm.frontend.openai.messages import conversation, echoed_text
+from zlm.messages import ChatPrompt, Delta, Generate
+from zlm.sampling_params import MAX_LOGPROBS
+
+KIND = "chat.completion"
+CHUNK_KIND = "chat.completion.chunk"
+ROLE = "assistant"
+
+
+class TemplateFields(fields.CommonFields, kw_only=True):
+    """Fields that the chat template gets; also those of /tokenize."""
+
+    messages: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+
+class ChatRequest(TemplateFields, kw_only=True):
+    """The body."""
+
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    reasoning_effort: str | None = None  # goes to the template
+    # Accepted, change nothing here.
+    parallel_tool_calls: bool | None = None
+    prediction: dict[str, Any] | None = None
+    # Refused when they ask for something.
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+    verbosity: Any = None
+    include_reasoning: Any = None
+    mm_processor_kwargs: Any = None
+
+
+class StrictChatRequest(ChatRequest, kw_only=True, forbid_unknown_fields=True):
+    """The same, and nothing else."""
+
+
+decoder = BodyDecoder(ChatRequest, StrictChatRequest)
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "functions": ([],),
+    "function_call": ("none",),
+    "modalities": (["text"], []),
+    "audio": (),
+    "web_search_options": (),
+    "verbosity": ("medium",),
+    "include_reasoning": (True,),
+    "mm_processor_kwargs": ({},),
+}
+
+
+def generate(
+    request: ChatRequest, resolved: Resolved, *, request_id: int, arrival: float
+) -> Generate:
+    """Return the command for the tokenizer; raise BadRequest for what cannot be done.
+
+    *arrival* is ``time.monotonic()`` when the request was complete.
+    """
+    fields.refuse_unsupported(request)
+    fields.refuse(request, _NEUTRAL)
+    _refuse_tools(request)
+    max_tokens, name = request.max_tokens, "max_tokens"
+    if request.max_completion_tokens is not None:
+        max_tokens, name = request.max_completion_tokens, "max_completion_tokens"
+    if max_tokens is not None and max_tokens < 1:
+        raise BadRequest(f"{name} must be at least 1, got {clip(max_tokens)}", param=name)
+    return Generate(
+        request_id=request_id,
+        arrival=arrival,
+        prompts=[],
+        chat=chat_prompt(request, request.reasoning_effort),
+        params=fields.sampling_params(
+            request, max_tokens=max_tokens, logprobs=_num_logprobs(request)
+        ),
+        stream=request.wants_stream(),
+        return_token_ids=bool(request.return_token_ids),
+        priority=fields.priority(request),
+        cache_salt=fields.cache_salt(request),
+    )
+
+
+def chat_prompt(request: TemplateFields, reasoning_effort: str | None = None) -> ChatPrompt:
+    """Return the conversation and how it is to be rendered."""
+    continues = bool(request.continue_final_message)
+    if continues and request.add_generation_prompt:
+        message = "continue_final_message and add_generation_prompt exclude each other"
+        raise BadRequest(message, param="continue_final_message")
+    messages = conversation(request.messages)
+    kwargs = request.chat_template_kwargs
+    check_depth(kwargs, "chat_template_kwargs")
+    check_depth(request.documents, "documents")
+    if reasoning_effort is not None:
+        kwargs = {"reasoning_effort": reasoning_effort, **(kwargs or {})}
+    return ChatPrompt(
+        messages=messages,
+        documents=request.documents,
+        add_generation_prompt=not continues and request.add_generation_prompt is not False,
+        continue_final_message=continues,
+        chat_template=request.chat_template,
+        template_kwargs=kwargs,
+        add_special_tokens=bool(request.add_special_tokens),
+    )
+
+
+def _refuse_tools(request: ChatRequest) -> None:
+    """Let tools pass only where they are to be left out of the prompt: tool_choice none."""
+    choice = request.tool_choice
+    if choice == "none":
+        return
+    check_depth(choice, "tool_choice")
+    if choice is not None:
+        message = f"tool_choice {clip(choice)} is not supported by this version, only none"
+        raise BadRequest(message, param="tool_choice")
+    if request.tools:
+        message = "tools are not supported by this version, only with tool_choice none"
+        raise BadRequest(message, param="tools")
+
+
+def _num_logprobs(request: ChatRequest) -> int | None:
+    """Return how many alternatives are asked for; None without log-probabilities."""
+    if request.logprobs:
+        top = request.top_logprobs or 0
+        if not 0 <= top <= MAX_LOGPROBS:
+            message = f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {clip(top)}"
+            raise BadRequest(message, param="top_logprobs")
+        return top
+    if request.top_logprobs is not None:
+        raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    return None
+
+
+class ChatForm:
+    """How deltas become chat choices."""
+
+    def __init__(self, request: ChatRequest, model: str) -> None:
+        self._head = AnswerHead.new("chatcmpl", model)
+        self._as_ids = bool(request.return_tokens_as_token_ids)
+        self._before = ""  # what echo puts before each answer
+        if request.echo:
+            self._before = echoed_text(conversation(request.messages))
+
+    def chunk(self, delta: Delta, *, first: bool) -> dict[str, Any]:
+        content: dict[str, Any] = {}
+        if first:
+            content = {"role": ROLE, "content": self._before + delta.text}
+        elif delta.text:
+            content = {"content": delta.text}
+        body = self._chunk([self._choice(delta, "delta", content)])
+        return self._with_prompt(body, delta)
+
+    def text_chunk(self, index: int, text: str) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "delta": {"content": text},
+            "logprobs": None,
+            "finish_reason": None,
+            "stop_reason": None,
+        }
+        return self._chunk([choice])
+
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        return self._chunk([]) | {"usage": usage}
+
+    def answer(self, deltas: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
+        choices = []
+        for delta in deltas:
+            text = self._before + delta.text
+            message = {"role": ROLE, "content": text, "refusal": None}
+            choices.append(self._choice(delta, "message", message))
+        body = self._head.fields(KIND) | {"choices": choices, "usage": usage}
+        return self._with_prompt(body, deltas[0])
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._head.fields(CHUNK_KIND) | {"choices": choices}
+
+    def _choice(self, delta: Delta, name: str, content: dict[str, Any]) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": delta.index,
+            name: content,
+            "logprobs": None,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
+        if delta.logprobs is not None:
+            choice["logprobs"] = logprobs.chat_shape(delta.logprobs, as_ids=self._as_ids)
+        if delta.token_ids is not None:
+            choice["token_ids"] = delta.token_ids
+        return choice
+
+    @staticmethod
+    def _with_prompt(body: dict[str, Any], delta: Delta) -> dict[str, Any]:
+        """Add what *delta* tells of the prompt, which all choices of a chat share."""
+        if delta.prompt_token_ids is not None:
+            body["prompt_token_ids"] = delta.prompt_token_ids
+        if delta.prompt_logprobs is not None:
+            body["prompt_logprobs"] = logprobs.prompt_shape(delta.prompt_logprobs)
+        return body

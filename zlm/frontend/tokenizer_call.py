@@ -1,0 +1,47 @@
+"""An open request for token ids or their text: one question, one answer."""
+
+from collections.abc import Callable
+from typing import Any
+
+from zlm.errors import ZlmError
+from zlm.frontend import sse
+from zlm.frontend.exchange import Exchange
+from zlm.messages import Delta
+
+
+class TokenizerCall:
+    """One /tokenize or /detokenize request. *form* makes the body.
+
+    *release* has it forgotten; *cancel* also stops the work on it.
+    """
+
+    __slots__ = ("_exchange", "_form", "_release")
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        form: Callable[[Any], dict[str, Any]],
+        *,
+        release: Callable[[], None],
+        cancel: Callable[[], None],
+    ) -> None:
+        self._exchange = exchange
+        self._form = form
+        self._release = release
+        exchange.on_disconnect = cancel
+
+    def take(self, delta: Delta) -> bool:
+        raise TypeError("a tokenizer call was answered with a Delta")
+
+    def flush(self) -> None:
+        """Nothing is ever kept."""
+
+    def finish(self, result: Any) -> None:
+        """Answer with *result*."""
+        self._release()
+        self._exchange.respond(200, sse.encode(self._form(result)))
+
+    def fail(self, error: ZlmError) -> None:
+        """Answer with *error*."""
+        self._release()
+        self._exchange.respond_error(error)

@@ -1,0 +1,435 @@
+"""``LLM``: the offline interface, in vLLM's names, over the same engine the server uses.
+
+Owns the shape of calls and answers: keywords to a Config, prompts of every form to ``Generate``
+messages, ``Delta`` messages to ``RequestOutput`` values, the progress bar. The processes, sockets
+and the tokenizer behind it are ``zlm.offline.OfflineEngine``'s.
+"""
+
+import inspect
+import operator
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Literal, NoReturn, TypeVar
+
+import msgspec
+from tqdm.auto import tqdm
+
+from zlm.config import CacheOptions, Config, ModelOptions, ParallelOptions, SchedulerOptions
+from zlm.errors import BadRequest, ConfigError, ZlmError
+from zlm.messages import ChatPrompt, Delta, EngineStats, Failed, Generate, TokenLogprob
+from zlm.offline import Answer, OfflineEngine
+from zlm.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from zlm.sampling_params import SamplingParams
+
+# A text, ids, {"prompt": text}, or {"prompt_token_ids": ids}; the last two with "cache_salt" too.
+Prompt = str | Sequence[int] | Mapping[str, Any]
+ChatMessage = dict[str, Any]
+PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+T = TypeVar("T")
+
+
+class LLM:
+    """A model in child processes of its own, driven from this process.
+
+    The keywords have vLLM's names and meaning. ``swap_space``, ``enforce_eager``,
+    ``disable_log_stats`` and ``trust_remote_code`` are taken and change nothing: preempted
+    sequences are recomputed, and no code from a checkpoint is ever run. Without ``seed`` every
+    process draws fresh randomness.
+
+    Usable from any thread (calls take turns), several at once in a process, and as a context
+    manager. ``shutdown``, the end of the ``with`` block, garbage collection or the end of the
+    interpreter, whichever comes first, ends the children.
+
+    Raises ConfigError for keywords that contradict each other, ModelError for a checkpoint that
+    cannot be run, and Internal when a child dies while starting.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        tokenizer: str | None = None,
+        revision: str | None = None,
+        download_dir: str | None = None,
+        dtype: str = "auto",
+        quantization: str | None = None,
+        load_format: str = "auto",
+        generation_config: str = "auto",
+        chat_template: str | None = None,
+        seed: int | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        enable_chunked_prefill: bool = True,
+        scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
+        block_size: int = 16,
+        gpu_memory_utilization: float = 0.90,
+        kv_cache_dtype: str = "auto",
+        kv_cache_memory_bytes: int | None = None,
+        num_gpu_blocks_override: int | None = None,
+        enable_prefix_caching: bool = True,
+        tensor_parallel_size: int = 1,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        cpu_threads: int | None = None,
+        swap_space: float = 0,
+        enforce_eager: bool = False,
+        trust_remote_code: bool = False,
+        disable_log_stats: bool = True,
+        **unknown: Any,
+    ) -> None:
+        if unknown:
+            _refuse_keyword(next(iter(unknown)))
+        config = Config(
+            model=ModelOptions(
+                model=str(model),
+                tokenizer=None if tokenizer is None else str(tokenizer),
+                revision=revision,
+                download_dir=None if download_dir is None else str(download_dir),
+                dtype=str(dtype).removeprefix("torch."),
+                max_model_len=max_model_len,
+                load_format=load_format,
+                generation_config=generation_config,
+                chat_template=chat_template,
+                seed=seed,
+                quantization=quantization,
+            ),
+            cache=CacheOptions(
+                block_size_tokens=block_size,
+                gpu_memory_utilization=gpu_memory_utilization,
+                kv_cache_dtype=kv_cache_dtype,
+                kv_cache_memory_bytes=kv_cache_memory_bytes,
+                num_blocks_override=num_gpu_blocks_override,
+                enable_prefix_caching=enable_prefix_caching,
+            ),
+            scheduler=SchedulerOptions(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                enable_chunked_prefill=enable_chunked_prefill,
+                policy=scheduling_policy,
+            ),
+            parallel=ParallelOptions(
+                device=device,
+                tensor_parallel_size=tensor_parallel_size,
+                cpu_threads=cpu_threads,
+            ),
+        )
+        self._engine = OfflineEngine(_typed(config))
+        self._lock = threading.Lock()
+        self._next_id = 0
+        self._finalizer = weakref.finalize(self, self._engine.close)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue every prompt; the outputs stand in the order of the prompts.
+
+        A prompt is a text, a list of ids, or a dict with ``prompt`` or ``prompt_token_ids`` (and
+        ``cache_salt``). ``sampling_params`` is one for all, or one for each; None takes the model's
+        defaults. ``priority`` (lower runs earlier) counts under ``scheduling_policy="priority"``.
+
+        Raises BadRequest or TooLong, naming the prompt's index, before anything runs; Internal
+        when the engine has died. KeyboardInterrupt ends what runs and leaves the engine usable.
+        """
+        forms = [_prompt(i, p) for i, p in enumerate(_as_list(prompts))]
+        requests = [
+            {"prompts": [ids if ids is not None else text or ""], "cache_salt": salt}
+            for text, ids, salt in forms
+        ]
+        texts = [text for text, _, _ in forms]
+        return self._run(requests, texts, sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of messages) or several (a list of lists).
+
+        The prompt is what the model's chat template makes of it, or ``chat_template`` (the
+        template itself). With ``continue_final_message`` the last message is continued instead
+        of answered (then ``add_generation_prompt`` must be False). The rest is as in ``generate``.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise BadRequest(
+                "continue_final_message needs add_generation_prompt=False",
+                param="continue_final_message",
+            )
+        requests = [
+            {
+                "prompts": [],
+                "chat": ChatPrompt(
+                    messages=_conversation(i, conversation),
+                    tools=tools,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    chat_template=chat_template,
+                    template_kwargs=chat_template_kwargs,
+                ),
+            }
+            for i, conversation in enumerate(_conversations(messages))
+        ]
+        return self._run(requests, [None] * len(requests), sampling_params, use_tqdm, priority)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the model's defaults (its generation_config.json), for the caller to change."""
+        defaults = self._engine.resolved.spec.generation
+        return SamplingParams(
+            temperature=defaults.temperature,
+            top_p=defaults.top_p,
+            top_k=defaults.top_k,
+            min_p=defaults.min_p,
+            repetition_penalty=defaults.repetition_penalty,
+            max_tokens=defaults.max_new_tokens or 16,
+        )
+
+    def stats(self) -> EngineStats:
+        """Return the engine's report: counters since it started, and gauges."""
+        with self._lock:
+            return self._engine.stats()
+
+    def shutdown(self) -> None:
+        """End the child processes. Calling it again does nothing; generate raises afterwards."""
+        self._finalizer()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _run(
+        self,
+        requests: list[dict[str, Any]],
+        texts: list[str | None],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool | Callable[..., Any],
+        priority: int | Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        count = len(requests)
+        every = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        if isinstance(every, SamplingParams):
+            params = [_checked(every, "sampling_params")] * count
+        else:
+            each = _one_each("sampling_params", every, count)
+            params = [_checked(p, f"sampling_params[{i}]") for i, p in enumerate(each)]
+        priorities = priority if priority is not None else 0
+        if isinstance(priorities, int):
+            priorities = [priorities] * count
+        priorities = _one_each("priority", priorities, count)
+        with self._lock:
+            now = time.monotonic()
+            generates = [
+                Generate(
+                    request_id=self._next_id + i,
+                    arrival=now,
+                    params=params[i],
+                    return_token_ids=True,
+                    priority=priorities[i],
+                    **request,
+                )
+                for i, request in enumerate(requests)
+            ]
+            self._next_id += count
+            with _Bar(count, use_tqdm) as bar:
+                answers = self._engine.run(generates, bar.advance)
+            return [
+                _output(generate, text, answer, self._engine)
+                for generate, text, answer in zip(generates, texts, answers, strict=True)
+            ]
+
+
+class _Bar:
+    """A progress bar over prompts that shows generated tokens a second."""
+
+    REFRESH_SECONDS = 0.25
+
+    def __init__(self, total: int, use_tqdm: bool | Callable[..., Any]) -> None:
+        make = use_tqdm if callable(use_tqdm) else tqdm
+        wanted = bool(use_tqdm) and total > 0
+        self._bar = make(total=total, desc="Processed prompts", unit="prompt") if wanted else None
+        self._start = self._shown = time.monotonic()
+        self._tokens = 0
+
+    def __enter__(self) -> "_Bar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._show()
+            self._bar.close()
+
+    def advance(self, prompts: int, tokens: int) -> None:
+        """Count *prompts* more that are done and *tokens* more that were generated."""
+        self._tokens += tokens
+        if self._bar is None:
+            return
+        if prompts:
+            self._bar.update(prompts)
+        if time.monotonic() - self._shown >= self.REFRESH_SECONDS:
+            self._show()
+
+    def _show(self) -> None:
+        assert self._bar is not None
+        self._shown = time.monotonic()
+        rate = self._tokens / max(self._shown - self._start, 1e-9)
+        self._bar.set_postfix_str(f"{rate:.1f} output tokens/s")
+
+
+def _refuse_keyword(name: str) -> NoReturn:
+    known = [p for p in inspect.signature(LLM.__init__).parameters if p not in ("self", "unknown")]
+    nearest = get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise TypeError(f"LLM() got an unexpected keyword argument {name!r}{hint}")
+
+
+def _typed(config: Config) -> Config:
+    """Return *config* with every value of its declared type, or raise ConfigError."""
+    if config.parallel.tensor_parallel_size != 1:
+        asked = config.parallel.tensor_parallel_size
+        raise ConfigError(f"tensor_parallel_size {asked} is not supported: one worker runs a model")
+    try:
+        return msgspec.convert(msgspec.to_builtins(config), Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"LLM(): {error}") from error
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    items: list[Any] = list(prompts)
+    if items and all(hasattr(item, "__index__") for item in items):
+        return [items]  # one prompt, as ids
+    return items
+
+
+def _prompt(index: int, prompt: Prompt) -> tuple[str | None, list[int] | None, str]:
+    """Return (text, ids, cache_salt) of a prompt of any form; ids win where both are given."""
+    if isinstance(prompt, str):
+        return prompt, None, ""
+    if not isinstance(prompt, Mapping):
+        return None, _ids(index, prompt), ""
+    for key in prompt.keys() - PROMPT_KEYS:
+        known = ", ".join(sorted(PROMPT_KEYS))
+        raise BadRequest(f"prompt {index}: unknown key {key!r}; known are {known}", param=str(key))
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if text is not None and not isinstance(text, str):
+        raise BadRequest(f"prompt {index}: 'prompt' must be a string", param="prompt")
+    if text is None and ids is None:
+        message = f"prompt {index}: neither 'prompt' nor 'prompt_token_ids' is given"
+        raise BadRequest(message, param="prompt")
+    return text, None if ids is None else _ids(index, ids), str(prompt.get("cache_salt") or "")
+
+
+def _ids(index: int, ids: Any) -> list[int]:
+    try:
+        return [operator.index(i) for i in ids]
+    except TypeError as error:
+        message = f"prompt {index}: must be a string, a dict, or a list of token ids ({error})"
+        raise BadRequest(message, param="prompts") from error
+
+
+def _conversations(messages: Any) -> list[Any]:
+    conversations = list(messages)
+    if conversations and isinstance(conversations[0], Mapping):
+        return [conversations]
+    return conversations
+
+
+def _conversation(index: int, messages: Any) -> list[ChatMessage]:
+    if isinstance(messages, (str, Mapping)) or not messages:
+        raise BadRequest(f"conversation {index}: must be a list of messages", param="messages")
+    for position, message in enumerate(messages):
+        where = f"conversation {index}, message {position}"
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise BadRequest(f"{where}: must be a dict with a 'role'", param="messages")
+        for part in message["content"] if isinstance(message.get("content"), list) else []:
+            if not isinstance(part, Mapping) or part.get("type") != "text":
+                raise BadRequest(f"{where}: only text parts are supported", param="messages")
+    return [dict(message) for message in messages]
+
+
+def _checked(params: SamplingParams, where: str) -> SamplingParams:
+    """Return a checked copy of *params*; raise BadRequest, saying *where*, if it is wrong."""
+    if not isinstance(params, SamplingParams):
+        raise TypeError(f"{where} must be SamplingParams, not {type(params).__name__}")
+    try:
+        copy = msgspec.convert(msgspec.to_builtins(params), SamplingParams)
+        copy.check()
+    except (TypeError, msgspec.ValidationError) as error:
+        raise BadRequest(f"{where}: {error}", param="sampling_params") from error
+    except ZlmError as error:
+        raise BadRequest(f"{where}: {error.message}", param=error.param) from error
+    return copy
+
+
+def _one_each(name: str, values: Sequence[T], count: int) -> Sequence[T]:
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} entries for {count} prompts")
+    return values
+
+
+def _output(
+    generate: Generate, text: str | None, answer: Answer, engine: OfflineEngine
+) -> RequestOutput:
+    """Build what the caller gets from what the tokenizer core said of one request."""
+    ids: list[int] = next((p for p in generate.prompts if isinstance(p, list)), [])
+    output = RequestOutput(
+        request_id=str(generate.request_id), prompt=text, prompt_token_ids=ids, outputs=[]
+    )
+    if isinstance(answer, Failed):
+        output.error = answer.message
+        output.outputs = [
+            CompletionOutput(index=i, text="", token_ids=[], finish_reason="error")
+            for i in range(generate.params.n)
+        ]
+        return output
+    first = answer[0]
+    output.prompt_token_ids = first.prompt_token_ids or []
+    output.num_cached_tokens = first.num_cached_tokens
+    output.outputs = [_completion(delta) for delta in answer]
+    if first.prompt_logprobs is not None:
+        output.prompt_logprobs = [_position(entry) for entry in first.prompt_logprobs]
+    if generate.chat is not None:
+        output.prompt = engine.detokenize(output.prompt_token_ids)
+    return output
+
+
+def _completion(delta: Delta) -> CompletionOutput:
+    completion = CompletionOutput(
+        index=delta.index,
+        text=delta.text,
+        token_ids=delta.token_ids or [],
+        finish_reason=delta.finish_reason,
+        stop_reason=delta.stop_reason,
+    )
+    if delta.logprobs is not None:
+        completion.logprobs = [_position(entry) or {} for entry in delta.logprobs]
+        completion.cumulative_logprob = sum(entry.logprob or 0.0 for entry in delta.logprobs)
+    return completion
+
+
+def _position(entry: TokenLogprob) -> PositionLogprobs | None:
+    """Return the candidates of one position by id: the token that stands there comes first."""
+    if entry.logprob is None:
+        return None
+    chosen = Logprob(entry.logprob, entry.rank or None, entry.token)
+    candidates = {entry.token_id: chosen}
+    for rank, (token_id, token, _, logprob) in enumerate(entry.top, 1):
+        candidates.setdefault(token_id, Logprob(logprob, rank, token))
+    return candidates

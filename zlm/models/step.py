@@ -1,0 +1,48 @@
+"""What all layers of a model share in one step: padded token ids, and each KV group's work."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zlm.config import ModelSpec, kv_groups
+from zlm.ops import attention, linear
+from zlm.ops.attention import AttentionPlan
+from zlm.ops.batch import StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStep:
+    """A step as the layers of one KV group see it."""
+
+    slots: Tensor  # int64 [T]: where keys and values go
+    work: AttentionPlan
+
+
+class StepPlanner:
+    """Prepares steps for a model of *spec* that computes in *dtype*. Keeps no step."""
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+        groups = kv_groups(spec)
+        self._first_layers = [group.layers[0] for group in groups]
+        group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
+        self._layer_groups = [group_of[layer] for layer in range(spec.num_layers)]
+        self._dtype = dtype
+        self._min_rows = linear.min_rows(device, dtype)
+
+    def token_ids(self, batch: StepBatch) -> Tensor:
+        """Return the step's token ids, padded to the fewest rows worth computing: int64 [T']."""
+        short = self._min_rows - batch.num_tokens
+        return F.pad(batch.token_ids, (0, short)) if short > 0 else batch.token_ids
+
+    def layers(self, batch: StepBatch, caches: list[Tensor]) -> list[GroupStep]:
+        """Return, for each layer, its group's part of the step."""
+        groups = [
+            GroupStep(
+                batch.groups[g].slot_mapping,
+                attention.plan(batch, g, caches[layer], self._dtype),
+            )
+            for g, layer in enumerate(self._first_layers)
+        ]
+        return [groups[g] for g in self._layer_groups]

@@ -1,0 +1,26 @@
+"""The two kernel calls that Python's library lacks: prctl's death signal and process name."""
+
+import ctypes
+import os
+import signal
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+NAME_BYTES = 15
+
+
+def _prctl(option: int, argument: int | bytes) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, argument, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def kill_when_parent_ends() -> None:
+    """Have the kernel kill this process when the *thread* that started it ends."""
+    _prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def set_process_name(name: str) -> None:
+    """Set the name that ``ps`` and ``top`` show for this process; cut to 15 bytes."""
+    _prctl(PR_SET_NAME, name.encode()[:NAME_BYTES])

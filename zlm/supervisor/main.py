@@ -1,0 +1,179 @@
+"""How a server comes up and is watched: the body of the supervisor process.
+
+    bind the socket ─ spawn all processes ─┬─ they import what they need ──────────────┐
+                                           └─ find the model, read its facts ─ Launch ─┴─ Ready ×N
+
+Owns the runtime directory and the socket while the server lives. Exit status: 0 when a signal ended
+it, 1 when a fault did; the fault is then the last line on stderr. Knows nothing of what processes
+do between Launch and Ready.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import zmq
+
+from zlm.config import Config, Resolved
+from zlm.errors import ConfigError, ZlmError
+from zlm.messages import Launch
+from zlm.process.launch import ProcessGroup, module_command
+from zlm.process.logs import escape
+from zlm.process.runtime import RuntimeDirectory
+from zlm.supervisor.drain import drain
+from zlm.supervisor.listen import Listener, open_listener
+from zlm.supervisor.notify import Notifier
+from zlm.supervisor.resolve import resolve_config
+from zlm.supervisor.tree import END_SIGNALS, Tree
+
+logger = logging.getLogger(__name__)
+
+
+def serve(
+    config: Config,
+    *,
+    command: Callable[[str], Sequence[str]] = module_command,
+    resolver: Callable[[Config], Resolved] = resolve_config,
+) -> int:
+    """Serve as *config* says until a signal or a fault ends it; return the exit status.
+
+    *command* gives the command of each role and *resolver* reads the model; tests put in their own.
+    """
+    for number in END_SIGNALS:  # until the event loop takes them over
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _leave)
+    supervisor = Supervisor(config, command, resolver)
+    fault = supervisor.run()
+    if fault is not None:
+        print(f"zlm: {escape(fault)}", file=sys.stderr, flush=True)
+    status = 0 if fault is None else 1
+    if supervisor.is_resolving:
+        # A download has threads of its own that an exit by the book would wait for.
+        logging.shutdown()
+        os._exit(status)
+    return status
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(0)
+
+
+class Supervisor:
+    """One server from its first to its last moment."""
+
+    def __init__(
+        self,
+        config: Config,
+        command: Callable[[str], Sequence[str]],
+        resolver: Callable[[Config], Resolved],
+    ) -> None:
+        self._config = config
+        self._command = command
+        self._resolver = resolver
+        self._notifier = Notifier()
+        self._started = time.monotonic()
+        self._resolved: Resolved | None = None
+        self._resolved_at = 0.0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_resolving(self) -> bool:
+        """Whether the thread that looks for the model is still at work."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def run(self) -> str | None:
+        """Serve until the end; return the fault that was its reason, if one was."""
+        try:
+            with RuntimeDirectory() as runtime:
+                listener = open_listener(self._config.server)
+                try:
+                    return asyncio.run(self._live(listener, runtime.path))
+                finally:
+                    listener.close()
+        except ConfigError as error:
+            return error.message
+        finally:
+            self._notifier.close()
+
+    async def _live(self, listener: Listener, runtime: Path) -> str | None:
+        context = zmq.Context()
+        group = ProcessGroup(runtime, context, command=self._command)
+        tree = Tree(group, context, self._notifier.status)
+        try:
+            tree.spawn_all(self._config.server, listener.fileno())
+            await self._bring_up(tree, listener)
+            await tree.until(lambda: tree.is_ending)
+            listener.close()  # front ends close theirs at Drain
+            self._notifier.stopping(tree.fault or "shutting down")
+            await drain(tree, self._config.server.shutdown_timeout_seconds)
+        finally:
+            group.kill()
+            tree.close()
+            context.destroy(linger=0)
+        logger.info("all processes have left")
+        return tree.fault
+
+    async def _bring_up(self, tree: Tree, listener: Listener) -> None:
+        """Go from spawned to serving; return early when the tree is to end."""
+        name = self._config.model.model
+        logger.info("listening on %s, loading %s", listener.url, name)
+        self._notifier.status(f"loading {name}")
+        tree.tell_frontends("loading", "the model is being loaded")
+        self._resolve(tree)
+        await tree.until(lambda: tree.is_ending or self._resolved is not None)
+        if self._resolved is None or tree.is_ending:
+            return
+        tree.group.broadcast(Launch(self._resolved))
+        await tree.until(lambda: tree.is_ending or tree.is_ready)
+        if tree.is_ending:
+            return
+        tree.tell_frontends("ready", "")
+        logger.info("%s", self._summary(tree))
+        logger.info("serving %s on %s", ", ".join(self._resolved.served_names), listener.url)
+        if listener.is_public and not self._config.server.api_keys:
+            logger.warning("anyone who reaches this machine may use the server: no --api-key")
+        self._notifier.ready(f"serving {name} on {listener.url}")
+
+    def _resolve(self, tree: Tree) -> None:
+        """Find the model in a thread, so that signals and deaths are served meanwhile."""
+        loop = asyncio.get_running_loop()
+
+        def work() -> None:
+            outcome: Resolved | Exception
+            try:
+                outcome = self._resolver(self._config)
+            except Exception as error:
+                outcome = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants it now
+                loop.call_soon_threadsafe(self._take_resolved, tree, outcome)
+
+        self._thread = threading.Thread(target=work, name="resolve", daemon=True)
+        self._thread.start()
+
+    def _take_resolved(self, tree: Tree, outcome: Resolved | Exception) -> None:
+        if isinstance(outcome, Resolved):
+            self._resolved = outcome
+            self._resolved_at = time.monotonic()
+            tree.wake()
+        elif isinstance(outcome, ZlmError):
+            tree.fail(outcome.message)
+        else:
+            logger.error("reading the model failed", exc_info=outcome)
+            tree.fail(f"reading the model failed: {type(outcome).__name__}: {outcome}")
+
+    def _summary(self, tree: Tree) -> str:
+        """Return the line that says how long each part of the start took."""
+        now = time.monotonic()
+        parts = [f"model read {self._resolved_at - self._started:.2f}"]
+        for (role, index), at in sorted(tree.ready.items(), key=lambda item: item[1]):
+            parts.append(f"{role} {index} {at - self._started:.2f}")
+        return f"ready in {now - self._started:.2f} s ({', '.join(parts)})"

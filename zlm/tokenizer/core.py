@@ -1,0 +1,354 @@
+"""The tokenizer's core: requests in, submissions to the engine out; its tokens in, text out.
+
+Used by the tokenizer process and, in the caller's own process, by the offline ``LLM``. It has no
+sockets and no clock: it takes messages and calls two functions with messages.
+
+    Generate ─ render ─ encode ─ check ─→ Submit (one a prompt)      ─→ engine
+    StepOutput ─ detokenize ─ stop strings ─ log-probabilities ─→ Deltas ─→ front end
+
+Owns, from Generate to the end: the requests, their sequences' ids, and the text state of each. A
+request ends in exactly one way: every choice has had a Delta with a finish reason, or one Failed
+was sent, or it was cancelled. What the engine still says of a sequence that is over here (stopped
+by a stop string, failed, cancelled) is dropped. An unforeseen exception ends the request it
+concerns with a 500, is logged, and touches no other.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from zlm.config import Resolved
+from zlm.errors import Internal, ZlmError
+from zlm.messages import (
+    FINISH_ABORT,
+    FINISH_EOS,
+    FINISH_LENGTH,
+    FINISH_STOP_ID,
+    OWNER_SHIFT,
+    RUNNING,
+    Abort,
+    Cancel,
+    Delta,
+    Deltas,
+    Detokenize,
+    DetokenizedText,
+    EngineReady,
+    Failed,
+    Generate,
+    SequenceError,
+    StepOutput,
+    Submit,
+    Tokenize,
+    TokenLogprob,
+    Tokens,
+)
+from zlm.tokenizer.admission import Admission, Admitted
+from zlm.tokenizer.chat_template import ChatRenderer
+from zlm.tokenizer.choice import Choice, Prompt
+from zlm.tokenizer.detokenize import detokenizer
+from zlm.tokenizer.load import load_vocabulary
+from zlm.tokenizer.logprobs import entries_by_row, entry
+from zlm.tokenizer.sampling import check_ids, int32
+from zlm.tokenizer.token_table import TokenTable
+
+logger = logging.getLogger(__name__)
+
+_REASONS = {
+    FINISH_EOS: "stop",
+    FINISH_STOP_ID: "stop",
+    FINISH_LENGTH: "length",
+    FINISH_ABORT: "abort",
+}
+
+ToFrontend = Deltas | Failed | Tokens | DetokenizedText
+
+
+@dataclass(slots=True)
+class _Request:
+    """What is open of one request."""
+
+    seq_ids: set[int] = field(default_factory=set)
+    prompts: list[Prompt] = field(default_factory=list)
+
+
+class TokenizerCore:
+    """Handles every message a tokenizer gets. Not for use from several threads at once."""
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        owner: int,
+        *,
+        to_engine: Callable[[Submit | Abort], None],
+        to_frontend: Callable[[int, ToFrontend], None],
+    ) -> None:
+        """Load the vocabulary; *owner* is this tokenizer's index, part of every sequence id.
+
+        *to_frontend* gets the index of the front end (``request_id >> OWNER_SHIFT``) and the
+        message. Raises ModelError or ConfigError when the tokenizer cannot be loaded.
+        """
+        server = resolved.config.server
+        self.vocabulary = load_vocabulary(
+            resolved.tokenizer_path, chat_template=resolved.config.model.chat_template
+        )
+        self.renderer = ChatRenderer(
+            self.vocabulary,
+            seconds=server.limits.template_seconds,
+            allow_special_tokens=server.allow_special_tokens_in_content,
+        )
+        if resolved.config.model.chat_template is not None:
+            self.renderer.check_template()
+        self.steps = 0  # messages of the engine taken in
+        self._resolved = resolved
+        self._admission = Admission(resolved, owner, self.vocabulary, self.renderer)
+        self._table = TokenTable(self.vocabulary)
+        self._to_engine = to_engine
+        self._to_frontend = to_frontend
+        self._next_seq_id = owner << OWNER_SHIFT
+        self._requests: dict[int, _Request] = {}
+        self._choices: dict[int, Choice] = {}  # by sequence id; only those still running
+        self._copies: dict[int, int] = {}  # sequences that stand for several equal choices
+
+    @property
+    def open_requests(self) -> int:
+        """Number of requests that have not ended."""
+        return len(self._requests)
+
+    def handle(
+        self, message: Generate | Cancel | Tokenize | Detokenize | StepOutput | EngineReady
+    ) -> None:
+        """Take in one message. Never raises for what a request holds."""
+        match message:
+            case StepOutput():
+                self._take_output(message)
+            case Generate():
+                self._guard(message.request_id, self._generate, message)
+            case Cancel():
+                self._abort(self._forget(message.request_id))
+            case Tokenize():
+                self._guard(message.request_id, self._tokenize, message)
+            case Detokenize():
+                self._guard(message.request_id, self._detokenize, message)
+            case EngineReady():
+                self._admission.max_sequence_tokens = message.max_sequence_tokens
+
+    def close(self) -> None:
+        """End what was started for rendering."""
+        self.renderer.close()
+
+    # ------------------------------------------------------------------ requests
+
+    def _generate(self, message: Generate) -> None:
+        admitted = self._admission.admit(message)
+        n = message.params.n
+        engine_prompt_logprobs = admitted.sampling.prompt_logprobs >= 0
+        if message.params.max_tokens == 0 and not engine_prompt_logprobs:
+            self._answer_without_engine(message, admitted)
+            return
+        # Without output all samples of a prompt are equal: one sequence stands for them.
+        copies, samples = (n, 1) if message.params.max_tokens == 0 else (1, n)
+        request = self._requests[message.request_id] = _Request()
+        submits = []
+        for number, prompt in enumerate(admitted.prompts):
+            if engine_prompt_logprobs:
+                prompt.logprobs.append(entry(self._table, prompt.token_ids[0], None, []))
+            seq_id = self._next_seq_id
+            self._next_seq_id += samples
+            for sample in range(samples):
+                choice = self._choice(message, admitted, prompt, number * n + sample)
+                self._choices[seq_id + sample] = choice
+                request.seq_ids.add(seq_id + sample)
+            if copies > 1:
+                self._copies[seq_id] = copies
+            submits.append(self._submit(message, admitted, number, seq_id, samples))
+        for submit in submits:
+            self._to_engine(submit)
+
+    def _choice(self, message: Generate, admitted: Admitted, prompt: Prompt, index: int) -> Choice:
+        params = message.params
+        text = None
+        if params.detokenize:
+            skip = params.skip_special_tokens
+            continues = admitted.continues
+            text = detokenizer(self._table, skip_special_tokens=skip, continues=continues)
+        return Choice(message.request_id, index, prompt, text, admitted.options)
+
+    def _submit(
+        self, message: Generate, admitted: Admitted, number: int, seq_id: int, samples: int
+    ) -> Submit:
+        params = message.params
+        return Submit(
+            seq_id=seq_id,
+            arrival=message.arrival,
+            token_ids=int32(admitted.prompts[number].token_ids),
+            max_tokens=admitted.max_tokens[number],
+            sampling=msgspec.structs.replace(admitted.sampling, seed=admitted.seeds[number]),
+            n=samples,
+            stop_token_ids=params.stop_token_ids or [],
+            ignore_eos=params.ignore_eos,
+            priority=message.priority,
+            cache_salt=message.cache_salt.encode(),
+        )
+
+    def _answer_without_engine(self, message: Generate, admitted: Admitted) -> None:
+        """Answer an echo of the prompts alone."""
+        deltas: list[Delta] = []
+        for number, prompt in enumerate(admitted.prompts):
+            choice = self._choice(message, admitted, prompt, number * message.params.n)
+            choice.finish("length")
+            deltas += _copied(choice.delta(), message.params.n)
+        self._to_frontend(message.request_id >> OWNER_SHIFT, Deltas(deltas))
+
+    def _tokenize(self, message: Tokenize) -> None:
+        if message.chat is not None:
+            ids = self._admission.chat_ids(message.chat)
+        else:
+            add = message.add_special_tokens
+            ids = self._admission.text_ids(message.prompt, add_special_tokens=add)
+        strings = None
+        if message.return_token_strings:
+            strings = [self.vocabulary.token(token_id) or "" for token_id in ids]
+        answer = Tokens(message.request_id, ids, strings)
+        self._to_frontend(message.request_id >> OWNER_SHIFT, answer)
+
+    def _detokenize(self, message: Detokenize) -> None:
+        check_ids("tokens", message.token_ids, self._resolved.spec.vocab_size)
+        text = self.vocabulary.decode(message.token_ids, skip_special_tokens=False)
+        answer = DetokenizedText(message.request_id, text)
+        self._to_frontend(message.request_id >> OWNER_SHIFT, answer)
+
+    # ------------------------------------------------------------------ the engine's news
+
+    def _take_output(self, message: StepOutput) -> None:
+        self.steps += 1
+        seq_ids = np.frombuffer(message.seq_ids, dtype="<i8").tolist()
+        token_ids = np.frombuffer(message.token_ids, dtype="<i4").tolist()
+        finishes = np.frombuffer(message.finish, dtype="u1").tolist()
+        self._take_prompt_news(message, seq_ids)
+        logprobs: dict[int, list[TokenLogprob]] = {}
+        if message.logprobs is not None:
+            logprobs = entries_by_row(message.logprobs, self._table)
+        news: dict[int, list[Delta]] = {}
+        stopped: list[int] = []
+        failed: list[tuple[int, Exception]] = []
+        for row, seq_id in enumerate(seq_ids):
+            choice = self._choices.get(seq_id)
+            if choice is None:
+                continue
+            entries, finish = logprobs.get(row), finishes[row]
+            try:
+                _advance(choice, token_ids[row], finish, entries[0] if entries else None)
+                self._collect(seq_id, choice, news)
+            except Exception as error:
+                stopped += self._forget(choice.request_id)
+                failed.append((choice.request_id, error))
+                continue
+            if choice.finish_reason is not None and finish == RUNNING:
+                stopped.append(seq_id)
+        self._abort(stopped)
+        for frontend, deltas in news.items():
+            self._to_frontend(frontend, Deltas(deltas))
+        for request_id, fault in failed:
+            self._fail(request_id, fault)
+        for sequence_error in message.errors:
+            self._take_error(sequence_error)
+
+    def _take_prompt_news(self, message: StepOutput, seq_ids: list[int]) -> None:
+        """Take in what a step says of prompts: cached tokens, and the tokens' log-probabilities."""
+        for row, cached in message.cached:
+            choice = self._choices.get(seq_ids[row])
+            if choice is not None:
+                choice.num_cached_tokens = cached
+        if message.prompt_logprobs is None:
+            return
+        for row, entries in entries_by_row(message.prompt_logprobs, self._table).items():
+            choice = self._choices.get(seq_ids[row])
+            if choice is not None:
+                choice.prompt.take_logprobs(entries)
+
+    def _collect(self, seq_id: int, choice: Choice, news: dict[int, list[Delta]]) -> None:
+        delta = choice.delta()
+        finished = choice.finish_reason is not None
+        if delta is not None:
+            copies = self._copies.get(seq_id, 1)
+            news.setdefault(choice.request_id >> OWNER_SHIFT, []).extend(_copied(delta, copies))
+        if finished:
+            self._choices.pop(seq_id)
+            self._copies.pop(seq_id, None)
+            request = self._requests[choice.request_id]
+            request.seq_ids.discard(seq_id)
+            if not request.seq_ids:
+                del self._requests[choice.request_id]
+
+    def _take_error(self, error: SequenceError) -> None:
+        choice = self._choices.get(error.seq_id)
+        if choice is None:
+            return
+        others = self._forget(choice.request_id)
+        self._abort(seq_id for seq_id in others if seq_id != error.seq_id)
+        failed = Failed(
+            choice.request_id, error.status, error.error_type, error.message, code=error.code
+        )
+        self._to_frontend(choice.request_id >> OWNER_SHIFT, failed)
+
+    # ------------------------------------------------------------------ the ends of requests
+
+    def _guard(self, request_id: int, action: Callable, message: object) -> None:
+        try:
+            action(message)
+        except Exception as error:
+            self._fail(request_id, error)
+
+    def _fail(self, request_id: int, error: Exception) -> None:
+        """End a request with *error*, which becomes a 500 if it is not one of ours."""
+        self._abort(self._forget(request_id))
+        if not isinstance(error, ZlmError):
+            logger.error("request %x failed", request_id, exc_info=error)
+            error = Internal("the server failed to process this request")
+        failed = Failed(
+            request_id,
+            error.status,
+            error.type,
+            error.message,
+            code=error.code,
+            param=error.param,
+            retry_after_seconds=error.retry_after_seconds,
+        )
+        self._to_frontend(request_id >> OWNER_SHIFT, failed)
+
+    def _forget(self, request_id: int) -> list[int]:
+        """Drop a request and return its sequences that the engine still works on."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return []
+        for seq_id in request.seq_ids:
+            self._choices.pop(seq_id, None)
+            self._copies.pop(seq_id, None)
+        return sorted(request.seq_ids)
+
+    def _abort(self, seq_ids: Iterable[int]) -> None:
+        seq_ids = list(seq_ids)
+        if seq_ids:
+            self._to_engine(Abort(seq_ids))
+
+
+def _advance(choice: Choice, token_id: int, finish: int, entry: TokenLogprob | None) -> None:
+    """Give *choice* the news of one row."""
+    if token_id >= 0:
+        if finish in (FINISH_EOS, FINISH_STOP_ID):
+            choice.push_hidden(token_id, entry)
+        elif choice.push(token_id, entry):
+            return
+    if finish != RUNNING:
+        ended_by = token_id if finish == FINISH_STOP_ID and token_id >= 0 else None
+        choice.finish(_REASONS[finish], ended_by)
+
+
+def _copied(delta: Delta | None, copies: int) -> list[Delta]:
+    """Return *delta* for *copies* choices in a row."""
+    if delta is None:
+        return []
+    return [msgspec.structs.replace(delta, index=delta.index + k) for k in range(copies)]

@@ -1,0 +1,140 @@
+"""Tensors of a checkpoint, one at a time, under one set of names and in one form.
+
+``open_weights`` gives the same view of a safetensors folder and of a GGUF file: Hugging Face's
+names and orientation. What converters to GGUF change is undone here: the interleaved rows of q and
+k in the Llama family, the 1 added to Gemma's norms. Nothing is read before it is asked for, and
+nothing is kept: a model that copies what it gets holds the weights once.
+
+Which tensors a model must have is not known here; names() tells what there is.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from zlm.config import ModelSpec
+from zlm.errors import ModelError
+from zlm.weights.gguf import GGUFFile
+from zlm.weights.gguf_dequant import SUPPORTED, dequantize
+from zlm.weights.names import gguf_names, text_names
+from zlm.weights.raw import RawFile
+from zlm.weights.safetensors import folder_tensors
+
+
+class Weights(Protocol):
+    """An open checkpoint."""
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors in the order in which they lie on disk."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of tensor *name* without reading it."""
+
+    def get(self, name: str) -> Tensor:
+        """Return tensor *name*, freshly read and owned by the caller; KeyError if there is none."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
+def open_weights(path: str | Path, spec: ModelSpec) -> Weights:
+    """Open the checkpoint at *path*, a local folder or GGUF file that *spec* describes.
+
+    Raises ModelError, naming the file, if a file is missing, cut short or damaged, or if a tensor
+    has a type that cannot be read.
+    """
+    path = Path(path)
+    return FolderWeights(path) if path.is_dir() else GGUFWeights(path, spec)
+
+
+class FolderWeights:
+    """The safetensors files of a folder; tensors come in the type they are stored in."""
+
+    def __init__(self, folder: Path) -> None:
+        self._stored = folder_tensors(folder)
+        self._names = text_names(self._stored)
+        self._files = {path: RawFile(path) for path in {t.path for t in self._stored.values()}}
+
+    def names(self) -> list[str]:
+        return list(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._stored[self._names[name]].shape
+
+    def get(self, name: str) -> Tensor:
+        stored = self._stored[self._names[name]]
+        raw = _read(self._files[stored.path], stored.offset, stored.num_bytes)
+        return raw.view(getattr(torch, stored.dtype)).view(stored.shape)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+class GGUFWeights:
+    """A GGUF file; tensors come dequantised, float32, in Hugging Face's form."""
+
+    def __init__(self, path: Path, spec: ModelSpec) -> None:
+        file = GGUFFile(path)
+        self._spec = spec
+        self._tensors = file.tensors
+        self._names = gguf_names(file.tensors, sandwich=spec.sandwich_norms)
+        for name in self._names.values():
+            kind = file.tensors[name].type
+            if kind not in SUPPORTED:
+                raise ModelError(
+                    f"{path}: tensor {name} is quantized as {kind}, which is not supported. "
+                    f"Supported: {', '.join(SUPPORTED)}"
+                )
+        self._file = RawFile(str(path))
+
+    def names(self) -> list[str]:
+        return list(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[self._names[name]].shape
+
+    def get(self, name: str) -> Tensor:
+        info = self._tensors[self._names[name]]
+        raw = _read(self._file, info.offset, info.num_bytes)
+        heads = self._interleaved_heads(name)
+        if heads:
+            raw = _separate_halves(raw, heads, info.shape[0])
+        if info.type == "F32":
+            values = raw.view(torch.float32).view(info.shape)
+        else:
+            values = torch.empty(info.shape)
+            dequantize(raw, info.type, values)
+        if self._spec.norm_plus_one and name.endswith("norm.weight"):
+            values -= 1.0
+        return values
+
+    def _interleaved_heads(self, name: str) -> int:
+        """Return the number of heads whose rows converters interleave in tensor *name*, or 0."""
+        if self._spec.architecture != "llama":
+            return 0
+        if ".q_proj." in name:
+            return self._spec.num_heads
+        return self._spec.num_kv_heads if ".k_proj." in name else 0
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _read(file: RawFile, offset: int, num_bytes: int) -> Tensor:
+    """Return *num_bytes* bytes at *offset* as a uint8 tensor."""
+    raw = torch.empty(num_bytes, dtype=torch.uint8)
+    file.read_into(memoryview(raw.numpy().data), offset)
+    return raw
+
+
+def _separate_halves(raw: Tensor, heads: int, num_rows: int) -> Tensor:
+    """Undo the interleaving of each head's two halves, row by row, on encoded bytes.
+
+    A GGUF row is a whole number of blocks, so rows can be moved before they are dequantised. Of a
+    head with rows 0 1 2 3 4 5, stored as 0 3 1 4 2 5, this gives back 0 1 2 3 4 5.
+    """
+    rows = raw.view(heads, num_rows // heads // 2, 2, -1)
+    return rows.transpose(1, 2).contiguous().view(-1)

@@ -1,0 +1,193 @@
+"""Everything between Launch and the first step: compute type, weights, KV cache, warm-up.
+
+``start`` takes what is to run and returns a runner that has already run a maximal step, so that the
+memory it needs has been taken once and nothing is slow or fails at the first request.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from zlm.config import Resolved
+from zlm.errors import ConfigError
+from zlm.messages import Execute, Join, SamplingSpec, WorkerReady
+from zlm.models import registry
+from zlm.ops import kv_cache
+from zlm.weights.load import open_weights
+from zlm.worker import compute_type, memory_plan
+from zlm.worker.dummy_weights import DummyWeights
+from zlm.worker.memory_plan import MemoryPlan
+from zlm.worker.model_runner import ModelRunner
+from zlm.worker.slots import SlotTables
+
+log = logging.getLogger("zlm.worker")
+
+WARM_UP_DECODES = 4  # rows of the decode step at the end of the warm-up
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A runner that can work, and what the engine core is told of it."""
+
+    runner: ModelRunner
+    ready: WorkerReady
+
+
+def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> Started:
+    """Load the model of *resolved* and make it ready; *say* is told of each phase.
+
+    Raises ConfigError or ModelError, naming the flag or the tensor.
+    """
+    if resolved.device != "cpu":
+        raise ConfigError(f"--device {resolved.device}: this build computes on the CPU only")
+    device = torch.device(resolved.device)
+    config = resolved.config
+    threads = compute_type.set_threads(config.parallel.cpu_threads)
+    free_bytes = compute_type.free_memory()
+    say("choosing the compute type")
+    dtype = compute_type.choose(config.model.dtype, resolved.spec, free_bytes=free_bytes)
+    say("loading weights")
+    model = _load(resolved, dtype, device)
+    say("allocating the KV cache")
+    kv_dtype = _kv_dtype(config.cache.kv_cache_dtype, dtype)
+    plan = _plan(resolved, kv_dtype)
+    for line in plan.table():
+        log.info("%s", line)
+    tables, runner = _runner(resolved, model, plan, kv_dtype, device)
+    say("warming up")
+    began = time.perf_counter()
+    warm_up(runner, tables, plan, resolved)
+    log.info("warm-up took %.2f s with %d threads", time.perf_counter() - began, threads)
+    name = str(dtype).removeprefix("torch.")
+    return Started(runner, WorkerReady(rank, plan.totals, resolved.device, name))
+
+
+def _load(resolved: Resolved, dtype: torch.dtype, device: torch.device) -> registry.Model:
+    began = time.perf_counter()
+    spec, options = resolved.spec, resolved.config.model
+
+    def build(weights: registry.Weights) -> registry.Model:
+        length = resolved.max_model_len
+        return registry.build(spec, weights, dtype=dtype, device=device, max_model_len=length)
+
+    if options.load_format == "dummy":
+        model = build(DummyWeights(spec, options.seed or 0))
+    else:
+        with closing(open_weights(resolved.model_path, spec)) as weights:
+            model = build(weights)
+    log.info("weights loaded in %.2f s", time.perf_counter() - began)
+    return model
+
+
+def _kv_dtype(name: str, compute: torch.dtype) -> torch.dtype:
+    if name == "auto":
+        return compute
+    if name not in ("float32", "bfloat16"):
+        raise ConfigError(f"--kv-cache-dtype {name} is not auto, float32 or bfloat16")
+    return compute_type.SPELLINGS[name]
+
+
+def _plan(resolved: Resolved, kv_dtype: torch.dtype) -> MemoryPlan:
+    cache = resolved.config.cache
+    size = cache.block_size_tokens
+    groups = [
+        memory_plan.GroupFacts(
+            window_tokens=group.window_tokens,
+            block_bytes=len(group.layers)
+            * kv_cache.block_bytes(size, group.num_kv_heads, group.head_dim, kv_dtype),
+        )
+        for group in resolved.kv_groups
+    ]
+    demand = memory_plan.Demand(
+        block_size_tokens=size,
+        max_model_len=resolved.max_model_len,
+        max_num_seqs=resolved.max_num_seqs,
+        step_tokens=resolved.max_num_batched_tokens,
+    )
+    return memory_plan.plan(
+        groups,
+        demand,
+        free_bytes=compute_type.free_memory(),
+        kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
+        num_blocks_override=cache.num_blocks_override,
+    )
+
+
+def _runner(
+    resolved: Resolved,
+    model: registry.Model,
+    plan: MemoryPlan,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[SlotTables, ModelRunner]:
+    """Allocate the caches and the slot tables, and put the runner over them."""
+    groups, size = resolved.kv_groups, resolved.config.cache.block_size_tokens
+    caches: dict[int, torch.Tensor] = {}
+    for group, total in zip(groups, plan.totals, strict=True):
+        for layer in group.layers:
+            caches[layer] = kv_cache.allocate(
+                total, size, group.num_kv_heads, group.head_dim, kv_dtype, device
+            )
+    tables = SlotTables(
+        num_slots=resolved.max_num_seqs,
+        max_model_len=resolved.max_model_len,
+        vocab_size=resolved.spec.vocab_size,
+        num_groups=len(groups),
+        block_size=size,
+        device=device,
+    )
+    runner = ModelRunner(
+        model,
+        [caches[layer] for layer in sorted(caches)],
+        tables,
+        group_layers=[group.layers for group in groups],
+        windows=[group.window_tokens for group in groups],
+        block_size=size,
+        vocab_size=resolved.spec.vocab_size,
+    )
+    return tables, runner
+
+
+def warm_up(runner: ModelRunner, tables: SlotTables, plan: MemoryPlan, resolved: Resolved) -> None:
+    """Run a prefill step as large as steps get and a small decode step, then undo their traces."""
+    size, num_groups = plan.block_size_tokens, len(plan.num_blocks)
+    usable = min(plan.num_blocks)
+    prefill = min(resolved.max_num_batched_tokens, resolved.max_model_len - 1, usable * size)
+    decodes = min(WARM_UP_DECODES, resolved.max_num_seqs, usable)
+    blocks = list(range(1, max(-(-prefill // size), decodes) + 1))
+    drawing = SamplingSpec(seed=0, temperature=0.8, top_p=0.9)
+    longest = Join(0, np.zeros(prefill, np.int32).tobytes(), prefill, SamplingSpec(seed=0))
+    needed = list(enumerate(blocks[: -(-prefill // size)]))
+    table = [(group, 0, index, block) for group in range(num_groups) for index, block in needed]
+    runner.execute(_step([(0, 0, prefill, 1)], [longest], table))
+    joins = [Join(slot, np.zeros(1, np.int32).tobytes(), 1, drawing) for slot in range(decodes)]
+    table = [(group, slot, 0, slot + 1) for group in range(num_groups) for slot in range(decodes)]
+    runner.execute(_step([(slot, 0, 1, 1) for slot in range(decodes)], joins, table))
+    # The null block still is all zeros: copied over the blocks used, it clears them.
+    runner.copy_blocks([(group, 0, block) for group in range(num_groups) for block in blocks])
+    tables.reset()
+
+
+def _step(
+    rows: list[tuple[int, int, int, int]], joins: list[Join], table: list[tuple[int, int, int, int]]
+) -> Execute:
+    """A step of *rows* (slot, start, count, sample) with *table* (group, slot, index, block)."""
+    slots, starts, counts, sample = np.array(rows, np.int32).T
+    groups, table_slots, indices, blocks = (c.tobytes() for c in np.array(table, np.int32).T)
+    return Execute(
+        step=0,
+        slots=slots.tobytes(),
+        starts=starts.tobytes(),
+        counts=counts.tobytes(),
+        sample=sample.astype(np.uint8).tobytes(),
+        joins=joins,
+        table_groups=groups,
+        table_slots=table_slots,
+        table_indices=indices,
+        table_blocks=blocks,
+    )
