@@ -17,7 +17,14 @@ from typing import Any, Literal, NoReturn, TypeVar
 import msgspec
 from tqdm.auto import tqdm
 
-from zlm.config import CacheOptions, Config, ModelOptions, ParallelOptions, SchedulerOptions
+from zlm.config import (
+    CacheOptions,
+    Config,
+    ModelOptions,
+    ParallelOptions,
+    SchedulerOptions,
+    check,
+)
 from zlm.errors import BadRequest, ConfigError, ZlmError
 from zlm.messages import ChatPrompt, Delta, EngineStats, Failed, Generate, TokenLogprob
 from zlm.offline import Answer, OfflineEngine
@@ -34,10 +41,10 @@ T = TypeVar("T")
 class LLM:
     """A model in child processes of its own, driven from this process.
 
-    The keywords have vLLM's names and meaning. ``swap_space``, ``enforce_eager``,
-    ``disable_log_stats`` and ``trust_remote_code`` are taken and change nothing: preempted
-    sequences are recomputed, and no code from a checkpoint is ever run. Without ``seed`` every
-    process draws fresh randomness.
+    The keywords have vLLM's names and meaning; errors name the server's flag of the same name.
+    ``swap_space``, ``enforce_eager``, ``disable_log_stats`` and ``trust_remote_code`` are taken
+    and change nothing: preempted sequences are recomputed, and no code from a checkpoint is ever
+    run. Without ``seed`` every process draws fresh randomness.
 
     Usable from any thread (calls take turns), several at once in a process, and as a context
     manager. ``shutdown``, the end of the ``with`` block, garbage collection or the end of the
@@ -299,14 +306,13 @@ def _refuse_keyword(name: str) -> NoReturn:
 
 
 def _typed(config: Config) -> Config:
-    """Return *config* with every value of its declared type, or raise ConfigError."""
-    if config.parallel.tensor_parallel_size != 1:
-        asked = config.parallel.tensor_parallel_size
-        raise ConfigError(f"tensor_parallel_size {asked} is not supported: one worker runs a model")
+    """Return *config* with every value of its declared type and range, or raise ConfigError."""
     try:
-        return msgspec.convert(msgspec.to_builtins(config), Config)
-    except msgspec.ValidationError as error:
+        typed = msgspec.convert(msgspec.to_builtins(config), Config)
+    except (TypeError, msgspec.ValidationError) as error:
         raise ConfigError(f"LLM(): {error}") from error
+    check(typed)
+    return typed
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -31,19 +31,19 @@ ROW_OK, ROW_NAN, ROW_ALL_MASKED = 0, 1, 2
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, omit_defaults=True):
-    """Base of all structs that cross a boundary."""
+    """Base of all structs that cross a boundary (mypy wants ``frozen`` said again by each)."""
 
 
 # ---------------------------------------------------------------------------- life of a process
 
 
-class Launch(Message, tag=1):
+class Launch(Message, frozen=True, tag=1):
     """Supervisor (or LLM) → every child, once: what to run."""
 
     resolved: Resolved
 
 
-class Ready(Message, tag=2):
+class Ready(Message, frozen=True, tag=2):
     """Child → supervisor: this process can work. ``detail`` is a line for the log."""
 
     role: str
@@ -51,7 +51,7 @@ class Ready(Message, tag=2):
     detail: str = ""
 
 
-class Progress(Message, tag=3):
+class Progress(Message, frozen=True, tag=3):
     """Child → supervisor while loading: a phase for STATUS and the log."""
 
     role: str
@@ -59,7 +59,7 @@ class Progress(Message, tag=3):
     text: str
 
 
-class Fatal(Message, tag=4):
+class Fatal(Message, frozen=True, tag=4):
     """Child → supervisor: this process is about to exit and why."""
 
     role: str
@@ -67,14 +67,14 @@ class Fatal(Message, tag=4):
     text: str
 
 
-class ServerState(Message, tag=5):
+class ServerState(Message, frozen=True, tag=5):
     """Supervisor → front ends: ``loading``, ``ready`` or ``draining``, and a line that says why."""
 
     state: str
     reason: str = ""
 
 
-class Drain(Message, tag=6):
+class Drain(Message, frozen=True, tag=6):
     """Supervisor → front ends: take no more requests, say Drained when none is open.
 
     With ``abort`` set, open requests are ended with an error answer at once.
@@ -83,20 +83,20 @@ class Drain(Message, tag=6):
     abort: bool = False
 
 
-class Drained(Message, tag=7):
+class Drained(Message, frozen=True, tag=7):
     """Front end → supervisor: no request is open any more."""
 
     index: int
 
 
-class Stop(Message, tag=8):
+class Stop(Message, frozen=True, tag=8):
     """Supervisor (or LLM) → every child: leave, with exit status 0."""
 
 
 # ---------------------------------------------------------------------------- front end → tokenizer
 
 
-class ChatPrompt(Message):
+class ChatPrompt(Message, frozen=True):
     """A conversation to be rendered by the chat template. Part of Generate and Tokenize."""
 
     messages: list[dict[str, Any]]  # content already a string or a list of {"type": "text"} parts
@@ -109,7 +109,7 @@ class ChatPrompt(Message):
     add_special_tokens: bool = False
 
 
-class Generate(Message, tag=20):
+class Generate(Message, frozen=True, tag=20):
     """Front end → tokenizer: one HTTP request for text."""
 
     request_id: int
@@ -118,20 +118,20 @@ class Generate(Message, tag=20):
     params: SamplingParams
     chat: ChatPrompt | None = None
     stream: bool = False  # deltas as they come; else one Delta a choice at its end
-    echo: bool = False  # completions: the prompt's text precedes the output
+    echo: bool = False  # the prompt's text (chat: that of a continued message) precedes the output
     add_special_tokens: bool = True
     return_token_ids: bool = False
     priority: int = 0  # lower runs earlier under --scheduling-policy priority
     cache_salt: str = ""  # requests share prefix-cache blocks only with equal salts
 
 
-class Cancel(Message, tag=21):
+class Cancel(Message, frozen=True, tag=21):
     """Front end → tokenizer: the client is gone, or the answer is no longer wanted."""
 
     request_id: int
 
 
-class Tokenize(Message, tag=22):
+class Tokenize(Message, frozen=True, tag=22):
     """Front end → tokenizer: POST /tokenize. Answered by Tokens."""
 
     request_id: int
@@ -141,7 +141,7 @@ class Tokenize(Message, tag=22):
     return_token_strings: bool = False
 
 
-class Detokenize(Message, tag=23):
+class Detokenize(Message, frozen=True, tag=23):
     """Front end → tokenizer: POST /detokenize. Answered by DetokenizedText."""
 
     request_id: int
@@ -151,7 +151,7 @@ class Detokenize(Message, tag=23):
 # ---------------------------------------------------------------------------- tokenizer → front end
 
 
-class TokenLogprob(Message):
+class TokenLogprob(Message, frozen=True):
     """One token with its log-probability and the likeliest alternatives. Part of Delta."""
 
     token_id: int
@@ -162,7 +162,7 @@ class TokenLogprob(Message):
     rank: int = 0  # of the token itself, 1 is the likeliest; 0: not known
 
 
-class Delta(Message):
+class Delta(Message, frozen=True):
     """New text of one choice. Part of Deltas. The one with ``finish_reason`` set is the last.
 
     ``index`` is prompt_index * n + sample. Joined ``text`` over all deltas of a choice is its
@@ -184,13 +184,13 @@ class Delta(Message):
     prompt_logprobs: list[TokenLogprob] | None = None  # in a choice's first delta, when asked
 
 
-class Deltas(Message, tag=40):
+class Deltas(Message, frozen=True, tag=40):
     """Tokenizer → front end: one batch of new text."""
 
     items: list[Delta]
 
 
-class Failed(Message, tag=41):
+class Failed(Message, frozen=True, tag=41):
     """Tokenizer → front end: a request is over with an error (terminal for the whole request)."""
 
     request_id: int
@@ -202,7 +202,7 @@ class Failed(Message, tag=41):
     retry_after_seconds: int | None = None
 
 
-class Tokens(Message, tag=42):
+class Tokens(Message, frozen=True, tag=42):
     """Tokenizer → front end: the answer to Tokenize (terminal)."""
 
     request_id: int
@@ -210,7 +210,7 @@ class Tokens(Message, tag=42):
     token_strings: list[str] | None = None
 
 
-class DetokenizedText(Message, tag=43):
+class DetokenizedText(Message, frozen=True, tag=43):
     """Tokenizer → front end: the answer to Detokenize (terminal)."""
 
     request_id: int
@@ -220,7 +220,7 @@ class DetokenizedText(Message, tag=43):
 # ------------------------------------------------------------------------- tokenizer ↔ engine core
 
 
-class SamplingSpec(Message):
+class SamplingSpec(Message, frozen=True):
     """Sampling of one sequence as the worker needs it: every value given, every id checked.
 
     Part of Submit and Join. ``seed`` is the sequence's own: never shared by the samples of a
@@ -245,7 +245,7 @@ class SamplingSpec(Message):
     bad_words: list[bytes] = []  # each int32: a word's tokens
 
 
-class Submit(Message, tag=60):
+class Submit(Message, frozen=True, tag=60):
     """Tokenizer (or LLM) → engine core: one prompt to be continued n times.
 
     Sequence i of the n has id ``seq_id + i`` and, as its seed, ``sampling.seed + i`` modulo 2**64.
@@ -263,13 +263,13 @@ class Submit(Message, tag=60):
     cache_salt: bytes = b""
 
 
-class Abort(Message, tag=61):
+class Abort(Message, frozen=True, tag=61):
     """Tokenizer (or LLM) → engine core: end these sequences. Each still gets its terminal row."""
 
     seq_ids: list[int]
 
 
-class LogprobColumns(Message):
+class LogprobColumns(Message, frozen=True):
     """Log-probabilities of some rows of a step. Part of StepResult and StepOutput.
 
     Row k of the columns ``rows``/``counts``/``ranks`` describes one token; its ``counts[k]``
@@ -284,7 +284,7 @@ class LogprobColumns(Message):
     values: bytes  # float32
 
 
-class SequenceError(Message):
+class SequenceError(Message, frozen=True):
     """A sequence that ends in an error. Part of StepOutput; terminal for ``seq_id``."""
 
     seq_id: int
@@ -294,7 +294,7 @@ class SequenceError(Message):
     code: str | None = None
 
 
-class StepOutput(Message, tag=62):
+class StepOutput(Message, frozen=True, tag=62):
     """Engine core → tokenizer (or LLM): all news of its sequences from one step.
 
     Columns have one entry a row; a row is one sequence's news: a token (or -1 for none), and
@@ -312,7 +312,7 @@ class StepOutput(Message, tag=62):
     errors: list[SequenceError] = []
 
 
-class EngineReady(Message, tag=63):
+class EngineReady(Message, frozen=True, tag=63):
     """Engine core → tokenizers (or LLM): sequences may be submitted now."""
 
     num_blocks: list[int]  # usable KV blocks of each group
@@ -321,7 +321,7 @@ class EngineReady(Message, tag=63):
     dtype: str = ""
 
 
-class EngineStats(Message, tag=64):
+class EngineStats(Message, frozen=True, tag=64):
     """Engine core → front ends, several times a second while it works and once when it goes idle.
 
     Counters only ever grow. Histograms are [count per bucket..., over the last bucket] and a sum;
@@ -347,7 +347,7 @@ class EngineStats(Message, tag=64):
 # ---------------------------------------------------------------------------- engine core ↔ worker
 
 
-class Join(Message):
+class Join(Message, frozen=True):
     """A sequence takes a slot (new, forked, or resumed after preemption). Part of Execute."""
 
     slot: int
@@ -356,7 +356,7 @@ class Join(Message):
     sampling: SamplingSpec
 
 
-class Execute(Message, tag=80):
+class Execute(Message, frozen=True, tag=80):
     """Engine core → worker: one step. Only changes are carried; the worker keeps the tables.
 
     Applied in order: joins, block-table entries, block copies, then the forward pass of all rows.
@@ -379,7 +379,7 @@ class Execute(Message, tag=80):
     copies: list[tuple[int, int, int]] = []  # (group, from block, to block)
 
 
-class StepResult(Message, tag=81):
+class StepResult(Message, frozen=True, tag=81):
     """Worker rank 0 → engine core: what a step sampled, in the order of its sampling rows."""
 
     step: int
@@ -390,7 +390,7 @@ class StepResult(Message, tag=81):
     seconds: float = 0.0  # time the worker spent on the step
 
 
-class WorkerReady(Message, tag=82):
+class WorkerReady(Message, frozen=True, tag=82):
     """Worker → engine core: weights are loaded, the KV cache is there, a step has been run."""
 
     rank: int

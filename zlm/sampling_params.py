@@ -21,7 +21,7 @@ MAX_LOGPROBS = 20
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Sampling parameters of one request. ``None`` means "the model's default".
 
     The model's default of temperature, top_p, top_k, min_p and repetition_penalty is what its

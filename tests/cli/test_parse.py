@@ -160,8 +160,8 @@ def test_max_model_len_auto(word: str) -> None:
 def test_served_names_case_65() -> None:
     assert config_of("--served-model-name", "a", "b").model.served_model_name == ("a", "b")
     config, notes = parse(["M", "--served-model-name", "a b c"], {})
-    assert config.model.served_model_name == ("a b c",)
-    assert notes == ["--served-model-name 'a b c' is one name: give several without quotes"]
+    assert config.model.served_model_name == ("a", "b", "c")
+    assert notes == []
     message = refusal("--served-model-name", "a", "M")
     assert message == "no model is given: zlm serve MODEL, with MODEL before all flags"
 

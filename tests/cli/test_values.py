@@ -1,5 +1,7 @@
 """The text of values: counts and sizes above all."""
 
+from pathlib import Path
+
 import pytest
 
 from zlm.cli import values
@@ -46,7 +48,7 @@ def test_strings() -> None:
             values.strings(bad)
 
 
-def test_chat_template_takes_a_file_or_a_template(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_chat_template_takes_a_file_or_a_template(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_text("x")
     assert values.chat_template(str(file)) == str(file)

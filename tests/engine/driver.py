@@ -117,7 +117,7 @@ class Engine:
         self.resolved = make_resolved(**options)
         windows = tuple(group.window_tokens for group in self.resolved.kv_groups)
         blocks = num_blocks if isinstance(num_blocks, tuple) else (num_blocks,) * len(windows)
-        self.core = EngineCore(self.resolved, blocks, hasher=BlockHasher(b"fixed"))
+        self.core = EngineCore(self.resolved, blocks, hasher=BlockHasher(b"fixed"), verify=True)
         self.scheduler = self.core.scheduler
         self.worker = FakeWorker(
             windows=windows,
@@ -149,8 +149,12 @@ class Engine:
         min_tokens: int = 0,
         stop_ids: tuple[int, ...] = (),
         ignore_eos: bool = False,
+        mask: bool = True,
     ) -> int:
-        """Submit a prompt and return the id of its first sequence."""
+        """Submit a prompt and return the id of its first sequence.
+
+        Without *mask* the worker samples stop ids before min_tokens, for the engine to pass over.
+        """
         seq_id = owner << OWNER_SHIFT | self._next_id
         self._next_id += n
         sampling = SamplingSpec(
@@ -158,7 +162,7 @@ class Engine:
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             min_tokens=min_tokens,
-            banned_until_min=np.array([EOS, *stop_ids], np.int32).tobytes(),
+            banned_until_min=np.array([EOS, *stop_ids] if mask else [], np.int32).tobytes(),
         )
         message = Submit(
             seq_id=seq_id,
@@ -205,10 +209,18 @@ class Engine:
         """Work until idle, then check every promise."""
         for _ in range(most):
             self.send()
-            self.scheduler.check()
+            self.check()
             if not self.deliver():
                 break
         self.judge()
+
+    def check(self) -> None:
+        """Check the books, and that the prefix cache holds what its keys stand for."""
+        self.scheduler.check()
+        for pool, written in zip(self.scheduler.kv.pools, self.worker.written, strict=True):
+            for block in range(1, pool.num_usable + 1):
+                contents = pool.contents(block)
+                assert contents is None or contents == written[block].tobytes()
 
     # ------------------------------------------------------------------ judgement
 
@@ -216,7 +228,7 @@ class Engine:
         """All is over: compare every sequence with itself generated alone."""
         assert self.core.is_idle and not self.pending
         self.core.check_idle()
-        self.scheduler.check()
+        self.check()
         for told in self.told.values():
             self._judge(told)
 
@@ -312,4 +324,3 @@ def expected_logprobs(
             report.append([(i, logprob(value, i)) for i in ids])
         value = chain(value, token)
     return sampled, prompt
-

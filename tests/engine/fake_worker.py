@@ -96,6 +96,7 @@ class FakeWorker:
         self.values = np.zeros((num_slots, max_model_len + 1), np.int64)  # chain of the tokens
         self.tables = [np.zeros((num_slots, width), np.int64) for _ in windows]
         self.caches = [np.zeros((blocks, block_size), np.int64) for blocks in num_blocks]
+        self.written = [np.zeros(cache.shape, np.int32) for cache in self.caches]  # token ids
         self.sampling: list[SamplingSpec | None] = [None] * num_slots
         self.num_prompt = [0] * num_slots
         self.last_sampled: dict[int, int] = {}  # by seed: the last position that was sampled
@@ -113,6 +114,7 @@ class FakeWorker:
         for group, source, target in message.copies:
             assert source != target and source and target
             self.caches[group][target] = self.caches[group][source]
+            self.written[group][target] = self.written[group][source]
         slots = np.frombuffer(message.slots, np.int32).tolist()
         starts = np.frombuffer(message.starts, np.int32).tolist()
         counts = np.frombuffer(message.counts, np.int32).tolist()
@@ -182,6 +184,7 @@ class FakeWorker:
                 assert not places & written, "two rows write one place"
                 written |= places
                 cache[blocks, offsets] = self.values[slot, positions]
+                self.written[group][blocks, offsets] = self.tokens[slot, positions]
 
     def _check_context(self, slot: int, start: int, end: int) -> None:
         for group, window in enumerate(self.windows):
@@ -259,4 +262,3 @@ def columns(wanted: list[tuple[int, int, int, int]], vocab_size: int) -> Logprob
         ids=np.array(list(itertools.chain(*ids)), np.int32).tobytes(),
         values=np.array(list(itertools.chain(*values)), np.float32).tobytes(),
     )
-

@@ -1,7 +1,7 @@
 """Random lives of an engine: whatever happens, every sequence is what it is alone.
 
 Each example is an engine of random shape (tiny pools, windows, budgets, run-ahead, caching) and a
-random list of actions. The fake worker checks every step, ``Scheduler.check`` the books after
+random list of actions. The fake worker checks every step, ``Engine.check`` the books after
 every action, and ``Engine.judge`` in the end that each sequence got its one terminal, exactly the
 tokens it gets when generated alone, and gave back its blocks.
 """
@@ -34,6 +34,7 @@ SUBMITS = st.tuples(
             "min_tokens": st.integers(0, 5),
             "stop_ids": st.lists(st.integers(0, VOCAB - 1), max_size=3).map(tuple),
             "ignore_eos": st.booleans(),
+            "mask": st.booleans(),
         },
     ),
 )
@@ -100,7 +101,7 @@ def act(engine: Engine, action: str, argument: object) -> None:
 def test_every_sequence_is_what_it_is_alone(engine: Engine, actions: list) -> None:
     for action, argument in actions:
         act(engine, action, argument)
-        engine.scheduler.check()
+        engine.check()
     engine.run()
     for error in engine.errors():
         assert error.status in (400, 500)

@@ -51,6 +51,20 @@ def test_depth_that_json_allows_is_refused_before_it_is_sent_on(house):
     assert house.post(CHAT, deep % (b"[" * 90, b"]" * 90)).status == 200
 
 
+@pytest.mark.parametrize(
+    "field", ["response_format", "tool_choice", "chat_template_kwargs", "stream_options", "role"]
+)
+def test_depth_of_values_that_errors_quote(house, field):
+    """The deepest value that JSON decoding lets through is refused like any other."""
+    chat = b'{"stream": true, "messages": [{"role": "user", "content": "x"}], "%b": %b}'
+    for levels in (200, 500, 900):
+        value = b'{"a": ' + b"[" * levels + b"]" * levels + b"}"
+        body = chat % (field.encode(), value)
+        if field == "role":
+            body = b'{"messages": [{"role": %b, "content": "x"}]}' % value
+        house.refused(house.post(CHAT, body), 400)
+
+
 def test_integer_that_no_message_can_carry(house):
     body = {"messages": [{"role": "user", "content": "x", "k": 2**70}]}
     house.refused(house.post(CHAT, body), 400)

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: messages, fields, and the shapes of answers (CASES 5, 45, 55, 69, 71)."""
+"""POST /v1/chat/completions: messages, fields, shapes of answers (CASES 5, 45, 55, 69, 71)."""
 
 import pytest
 
@@ -112,12 +112,10 @@ def test_continue_final_message(house):
     assert _ask(house, messages, continue_final_message=True).status == 200
     prompt = house.generated().chat
     assert prompt.continue_final_message and not prompt.add_generation_prompt
-    # Echo puts the prefix in front, in both modes.
-    fields = {"continue_final_message": True, "echo": True}
-    whole = _ask(house, messages, **fields).json()["choices"][0]["message"]["content"]
-    assert whole == "OnceHello wörld!"
-    chunks = _ask(house, messages, **fields, stream=True).chunks()
-    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == whole
+    assert not house.generated().echo
+    # The tokenizer puts the prefix in front; it only has to be asked to.
+    assert _ask(house, messages, continue_final_message=True, echo=True).status == 200
+    assert house.generated().echo
 
 
 def test_contents(house):

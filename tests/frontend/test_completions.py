@@ -1,6 +1,7 @@
 """POST /v1/completions: every field, the shapes of prompts and answers (CASES 19 to 63)."""
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -340,7 +341,7 @@ def _with_logprobs(make_delta, entries, stream_cuts=()):
             end = make_delta(command, 0, text, 3, finish_reason="stop", logprobs=entries)
             return [Deltas([end])]
         bounds = [0, *stream_cuts, len(entries)]
-        parts = [entries[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+        parts = [entries[a:b] for a, b in pairwise(bounds)]
         deltas = [
             make_delta(command, 0, "".join(e.token for e in part), 3, logprobs=part)
             for part in parts
@@ -461,7 +462,7 @@ def test_token_ids(house, make_delta):
     chunks = house.complete(return_token_ids=True, stream=True).chunks()
     choices = [c["choices"][0] for c in chunks]
     assert [i for c in choices for i in c["token_ids"]] == [1, 2, 3]
-    assert [c.get("prompt_token_ids") for c in choices][0] == [7, 8]
+    assert choices[0]["prompt_token_ids"] == [7, 8]
     assert house.complete(stream=False).json()["choices"][0]["finish_reason"] == "length"
 
 

@@ -200,9 +200,8 @@ def test_client_that_closes_its_socket_cancels(stage, client):
     raw = socket.create_connection(("127.0.0.1", stage.port))
     body = b'{"prompt":"x"}'
     raw.sendall(
-        b"POST /v1/completions HTTP/1.1\r\nAuthorization: Bearer secret\r\nContent-Length: %d\r\n\r\n"
-        % len(body)
-        + body
+        b"POST /v1/completions HTTP/1.1\r\n"
+        b"Authorization: Bearer secret\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     )
     asyncio.run(_until(lambda: len(stage.commands) == 1))
     raw.close()

@@ -407,7 +407,35 @@ def test_client_that_never_reads_its_answer_is_cut(house):
     client.send(GET_VERSION)
     client.transport.unsent_bytes = 10
     house.loop.advance(75.0)
+    assert client.transport.closed and not client.transport.aborted
+    house.loop.advance(75.0)
     assert client.transport.aborted
+
+
+def test_stream_that_the_client_does_not_take_is_cut(house):
+    client = house.client()
+    house.tokenizer = lambda command: []
+    client.request("POST", COMPLETIONS, {"prompt": "x", "stream": True})
+    client.transport.unsent_bytes = 100_000
+    client.protocol.pause_writing()
+    client.transport.unsent_bytes = 90_000  # a slow client gets on, and is let be
+    house.loop.advance(75.0)
+    assert not client.transport.closed
+    house.loop.advance(75.0)
+    house.loop.turn()
+    assert client.transport.aborted
+    assert len(house.cancelled()) == 1 and len(house.open) == 0
+
+
+def test_client_that_catches_up_is_not_cut(house):
+    client = house.client()
+    client.transport.unsent_bytes = 100_000
+    client.protocol.pause_writing()
+    house.loop.advance(70.0)
+    client.protocol.resume_writing()
+    client.send(GET_VERSION)
+    house.loop.advance(70.0)
+    assert not client.transport.closed
 
 
 def test_fault_in_a_handler_is_a_500(house, monkeypatch):
@@ -437,11 +465,13 @@ def _whole(house):
 PIECES = [
     GET_HEALTH,
     b'POST /tokenize HTTP/1.1\r\nContent-Length: 14\r\n\r\n{"prompt":"x"}',
-    b'POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n7\r\n{"promp\r\n7\r\nt":"x"}\r\n0\r\n\r\n',
+    b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b'7\r\n{"promp\r\n7\r\nt":"x"}\r\n0\r\n\r\n',
     b"POST /nowhere HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc",
     b"POST /tokenize HTTP/1.1\r\nContent-Length: 3\r\nContent-Type: text/plain\r\n\r\nabc",
     b"POST /tokenize HTTP/1.1\r\nContent-Length: 99999999\r\n\r\nabc",
-    b"POST /tokenize HTTP/1.1\r\nUpgrade: h2c\r\nConnection: upgrade\r\nContent-Length: 2\r\n\r\n{}",
+    b"POST /tokenize HTTP/1.1\r\nUpgrade: h2c\r\nConnection: upgrade\r\n"
+    b"Content-Length: 2\r\n\r\n{}",
     b"GET /version HTTP/1.1\r\nConnection: close\r\n\r\n",
     b"GET /health HTTP/1.1\r\nA: " + b"a" * 3000 + b"\r\n\r\n",
     b"BROKEN\r\n\r\n",

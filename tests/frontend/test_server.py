@@ -1,4 +1,4 @@
-"""Routes, keys, origins, health, draining, request ids, metrics, the log, the choice of tokenizer."""
+"""Routes, keys, origins, health, draining, request ids, metrics, log, choice of tokenizer."""
 
 import logging
 
@@ -43,7 +43,7 @@ def test_version(house):
 
 
 @pytest.mark.parametrize(
-    "path", ["/nowhere", "/", "/v1", "/v1/models/", "/health/", "/%00", "/a%0ab"]
+    "path", ["/nowhere", "/", "/v1", "/v1/models/", "/health/", "/%00", "/a%0ab", "/%ff"]
 )
 def test_unknown_path(house, path):
     house.refused(house.ask("GET", path), 404)

@@ -101,7 +101,7 @@ async def test_async_inbox_loses_nothing_under_load(context: zmq.Context, at: st
     def send(sender: int) -> None:
         outbox = Outbox(context, at, linger_ms=PATIENCE_MS)
         for burst in range(bursts):
-            lull[burst].wait()
+            assert lull[burst].wait(PATIENCE_MS / 1000)
             for number in range(size):
                 outbox.send(Drained((burst * size + number) * senders + sender))
         outbox.close()

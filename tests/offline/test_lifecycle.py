@@ -145,5 +145,5 @@ def test_keywords(smollm2_path: Path) -> None:
         LLM(str(smollm2_path), max_modellen=5)
     with pytest.raises(ZlmError, match="max_num_seqs"):
         LLM(str(smollm2_path), max_num_seqs="many")  # type: ignore[arg-type]
-    with pytest.raises(ZlmError, match="tensor_parallel_size"):
+    with pytest.raises(ZlmError, match="tensor-parallel-size"):
         LLM(str(smollm2_path), tensor_parallel_size=2)

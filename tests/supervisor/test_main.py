@@ -214,7 +214,7 @@ def test_death_of_a_process_answers_requests_and_is_the_last_line(start: Start, 
     server.until("serving tiny-model on")
     os.kill(server.pids()[role], signal.SIGKILL)
     assert server.end() == 1
-    assert server.lines[-1].startswith(f"zlm: {role} 0 died: killed by signal 9")
+    assert server.lines[-1] == f"zlm: {role} 0 died: killed by signal 9 (SIGKILL)"
     assert len(server.events("abort")) == 2
     reasons = {e[3] for e in server.events("draining")}
     assert len(reasons) == 1 and f"{role} 0 died" in reasons.pop()
@@ -226,7 +226,7 @@ def test_death_of_a_frontend_lets_the_other_answer(start: Start) -> None:
     server.until("serving tiny-model on")
     os.kill(server.pids()["frontend"], signal.SIGKILL)
     assert server.end() == 1
-    assert server.lines[-1].startswith("zlm: frontend 0 died: killed by signal 9")
+    assert server.lines[-1] == "zlm: frontend 0 died: killed by signal 9 (SIGKILL)"
     assert [e[1:3] for e in server.events("abort")] == [["frontend", 1]]
     server.assert_nothing_is_left()
 
@@ -238,7 +238,7 @@ def test_death_while_draining_is_a_failure(start: Start) -> None:
     server.until("draining")
     os.kill(server.pids()["engine"], signal.SIGKILL)
     assert server.end() == 1
-    assert server.lines[-1].startswith("zlm: engine 0 died: killed by signal 9")
+    assert server.lines[-1] == "zlm: engine 0 died: killed by signal 9 (SIGKILL)"
 
 
 @pytest.mark.parametrize(

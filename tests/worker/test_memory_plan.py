@@ -56,9 +56,9 @@ def test_the_budget_named_in_the_error_is_enough() -> None:
 
 def test_override_is_taken_as_it_is() -> None:
     made = plan([FULL, SLIDING], DEMAND, free_bytes=0, num_blocks_override=16)
-    assert made.num_blocks == (16, 16) and made.totals == [17, 17]
-    with pytest.raises(ConfigError, match="--num-gpu-blocks-override 0"):
-        plan([FULL], DEMAND, free_bytes=GIB, num_blocks_override=0)
+    assert made.num_blocks == (15, 15) and made.totals == [16, 16]
+    with pytest.raises(ConfigError, match="--num-gpu-blocks-override 1"):
+        plan([FULL], DEMAND, free_bytes=GIB, num_blocks_override=1)
 
 
 def test_a_sliding_group_needs_its_window_only() -> None:

@@ -93,9 +93,6 @@ def parse(
     config = _build(given.values)
     check(config)
     notes = [f"{flag}: {note}" for flag, note in given.notes.items()]
-    for name in config.model.served_model_name:
-        if " " in name:
-            notes.append(f"--served-model-name {name!r} is one name: give several without quotes")
     return config, notes
 
 

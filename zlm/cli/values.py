@@ -20,6 +20,11 @@ def text(value: str) -> str:
     return value
 
 
+def names(value: str) -> list[str]:
+    """Return the names in *value*: one quoted list is as good as several words."""
+    return text(value.strip()).split()
+
+
 def integer(value: str) -> int:
     """Return a whole number; underscores may group its digits."""
     try:

@@ -59,6 +59,18 @@ class BlockPool:
         self.num_in_use += 1
         return block
 
+    def allocate_many(self, count: int) -> list[int]:
+        """Return *count* blocks; the caller has seen that so many are free."""
+        if count > len(self._free):
+            return [self.allocate() for _ in range(count)]
+        blocks = self._free[len(self._free) - count :]
+        del self._free[len(self._free) - count :]
+        references = self._references
+        for block in blocks:
+            references[block] = 1
+        self.num_in_use += count
+        return blocks
+
     def share(self, block: int) -> None:
         """Add a reference to *block*, which is in use or cached."""
         if self._references[block] == 0:

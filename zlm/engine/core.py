@@ -7,7 +7,6 @@ calls, and the process (``zlm.engine.process``) is only the loop around it.
 Promise: each submitted sequence gets exactly one terminal row or error, whatever happens.
 """
 
-import logging
 from collections.abc import Sequence
 
 from zlm.config import Resolved
@@ -27,8 +26,6 @@ from zlm.messages import (
     WorkerReady,
 )
 
-logger = logging.getLogger(__name__)
-
 Outputs = list[tuple[int, StepOutput]]  # (index of the tokenizer, its message)
 
 
@@ -36,12 +33,18 @@ class EngineCore:
     """One engine: sequences in, steps out, results in, tokens out."""
 
     def __init__(
-        self, resolved: Resolved, num_blocks: Sequence[int], *, hasher: BlockHasher | None = None
+        self,
+        resolved: Resolved,
+        num_blocks: Sequence[int],
+        *,
+        hasher: BlockHasher | None = None,
+        verify: bool = False,
     ) -> None:
         """Build pools of ``num_blocks[g]`` blocks (null block included) for each KV group.
 
-        *hasher* is for tests that want a fixed hash key. Raises ConfigError if not even one token
-        fits.
+        *hasher* is for tests that want a fixed hash key. With *verify* the token ids of every
+        prefix hit are compared with those that were cached. Raises ConfigError if not even one
+        block can be had.
         """
         config = resolved.config
         limits = SchedulerLimits(
@@ -54,7 +57,6 @@ class EngineCore:
             by_priority=config.scheduler.policy == "priority",
             prefix_caching=config.cache.enable_prefix_caching,
         )
-        verify = logger.isEnabledFor(logging.DEBUG)
         kv = KVGroups(
             [group.window_tokens for group in resolved.kv_groups],
             num_blocks,

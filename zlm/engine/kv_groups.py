@@ -150,19 +150,36 @@ class KVGroups:
                 entries.add(group, slot, index, block)
         return max(have, want) * self.block_size
 
+    def extend_each(self, slots: list[int]) -> None:
+        """Allocate one more block for each of *slots* in every group: steady decode's growth.
+
+        The caller has seen that so many are free.
+        """
+        entries = self.entries
+        for group, pool in enumerate(self.pools):
+            tables = self._tables[group]
+            blocks = pool.allocate_many(len(slots))
+            for slot, block in zip(slots, blocks, strict=True):
+                table = tables[slot]
+                entries.indices.append(len(table))
+                table.append(block)
+            entries.groups.extend([group] * len(slots))
+            entries.slots.extend(slots)
+            entries.blocks.extend(blocks)
+
     def trim(self, slot: int, position: int) -> None:
         """Give back the blocks that no query at *position* or later can read."""
         for group in self._sliding:
-            first = self._first_live[group][slot]
-            table = self._tables[group][slot]
-            live = first_live_block(position, self.windows[group], self.block_size)
-            if live <= first:
+            first_live = self._first_live[group]
+            live = (position + 1 - self.windows[group]) // self.block_size
+            if live <= first_live[slot]:
                 continue
-            for index in range(first, min(live, len(table))):
-                self.pools[group].release(table[index])
+            pool, table = self.pools[group], self._tables[group][slot]
+            for index in range(first_live[slot], live):
+                pool.release(table[index])
                 table[index] = NULL_BLOCK
                 self.entries.add(group, slot, index, NULL_BLOCK)
-            self._first_live[group][slot] = live
+            first_live[slot] = live
 
     def release(self, slot: int) -> None:
         """Give back all blocks of *slot*, the last first: a prefix is worth more than its tail.

@@ -57,7 +57,8 @@ class EngineProcess:
         ready = self._wait_for_workers(early)
         if not ready:
             return
-        core = EngineCore(self._resolved, fewest_blocks(ready))
+        verify = logger.isEnabledFor(logging.DEBUG)
+        core = EngineCore(self._resolved, fewest_blocks(ready), verify=verify)
         announcement = core.ready(ready[0].device, ready[0].dtype)
         longest = announcement.max_sequence_tokens
         if longest < self._resolved.max_model_len:

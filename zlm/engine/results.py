@@ -51,7 +51,8 @@ class ResultReader:
         """Take in *result*, which is that of *plan*."""
         news = News()
         ids = np.frombuffer(result.token_ids, np.int32)
-        good = np.arange(len(ids))  # sampling rows with a token for a slot
+        good: Indices | None = None  # sampling rows with a token for a slot; None: all
+        placed = np.arange(len(ids))  # the row of the news of each sampling row
         failed: list[int] = []
         if plan.departed or result.status:
             held = ~np.isin(plan.sample_slots, list(plan.departed))
@@ -60,8 +61,8 @@ class ResultReader:
                 valid = np.frombuffer(result.status, np.uint8) == ROW_OK
             good = np.flatnonzero(held & valid)
             failed = np.flatnonzero(held & ~valid).tolist()
-        placed = np.full(len(ids), -1, np.int64)  # the row of the news of each sampling row
-        placed[good] = np.arange(len(good))
+            placed.fill(-1)
+            placed[good] = np.arange(len(good))
         self._read_slots(plan, ids, good, news, now)
         for row in failed:
             sequence = self._slots.sequences[int(plan.sample_slots[row])]
@@ -76,14 +77,18 @@ class ResultReader:
 
     # ------------------------------------------------------------------ rows of slots
 
-    def _read_slots(self, plan: Plan, ids: Int32s, good: Indices, news: News, now: float) -> None:
+    def _read_slots(
+        self, plan: Plan, ids: Int32s, good: Indices | None, news: News, now: float
+    ) -> None:
         """Store the tokens of sampling rows *good*, tell them, and end what they complete."""
-        slots, ends, ids = plan.sample_slots[good], plan.sample_ends[good], ids[good]
+        slots, ends, num_decodes = plan.sample_slots, plan.sample_ends, plan.num_decodes
+        if good is not None:
+            slots, ends, ids = slots[good], ends[good], ids[good]
+            num_decodes = int(np.searchsorted(good, num_decodes))
         columns = self._slots
         columns.tokens[slots, ends] = ids
         columns.known[slots] = ends + 1
-        decodes = slots[: np.searchsorted(good, plan.num_decodes)]
-        self._statistics.next_tokens(now - columns.last_token_at[decodes])
+        self._statistics.next_tokens(now - columns.last_token_at[slots[:num_decodes]])
         self._statistics.generation_tokens += len(slots)
         for row in plan.prefills:
             if row.samples and columns.sequences.get(row.slot) is row.sequence:

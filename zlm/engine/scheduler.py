@@ -106,7 +106,7 @@ class Scheduler:
         self._decode_slots = np.zeros(0, np.int64)  # where ``decoding`` is set ...
         self._decode_columns = DecodeColumns.of(self._decode_slots)  # ... as columns of Execute
         self._decodes_changed = False
-        self._blocked: tuple[Sequence, int] | None = None  # (head, releases) that did not fit
+        self._blocked: tuple[Sequence, int] | None = None  # (head, releases) when it did not fit
         # Of the step that is being planned.
         self._joins: list[Join] = []
         self._copies: list[tuple[int, int, int]] = []
@@ -269,18 +269,24 @@ class Scheduler:
         self._num_decodes()
         slots, columns = self._decode_slots, self._slots
         full = slots[columns.computed[slots] >= columns.capacity[slots]]
-        sequences = [columns.sequences[slot] for slot in full.tolist()]
-        if len(sequences) > self.kv.min_free():
-            sequences.sort(key=_order)
-        for sequence in sequences:
-            slot = sequence.slot
-            if slot < 0:  # preempted by one before it
-                continue
-            start = int(columns.computed[slot])
-            self._keys.publish(sequence, min(start, int(columns.known[slot])))
-            self.kv.trim(slot, start)
-            if self._make_room(sequence, start + 1):
-                columns.capacity[slot] = self.kv.extend(slot, start + 1)
+        if not len(full):
+            return
+        growing = [columns.sequences[slot] for slot in full.tolist()]
+        starts = columns.computed[full].tolist()
+        known = columns.known[full].tolist()
+        for sequence, start, num_known in zip(growing, starts, known, strict=True):
+            self._keys.publish(sequence, min(start, num_known))
+            self.kv.trim(sequence.slot, start)
+        if len(growing) <= self.kv.min_free():
+            self.kv.extend_each(full.tolist())
+            columns.capacity[full] += self.kv.block_size
+            return
+        for sequence in sorted(growing, key=_order):
+            slot = sequence.slot  # -1: preempted by one before it
+            if slot >= 0:
+                end = int(columns.computed[slot]) + 1
+                if self._make_room(sequence, end):
+                    columns.capacity[slot] = self.kv.extend(slot, end)
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Preempt from the end of the order until the table of *sequence* can cover *num_tokens*.
@@ -341,7 +347,6 @@ class Scheduler:
                 break
             row = self._start(sequence, budget, now)
             if row is None:
-                self._blocked = sequence, self.kv.releases
                 break
             rows.append(row)
             budget -= row.count
@@ -363,6 +368,7 @@ class Scheduler:
             and self.kv.can_fork(parent.slot, position)
         ):
             if not self.kv.min_free():
+                self._blocked = sequence, self.kv.releases
                 return None
             slot = self._join(sequence, parent.num_cached, now)
             sequence.keys = parent.keys[: position // self.kv.block_size]
@@ -374,6 +380,7 @@ class Scheduler:
         if not self.limits.chunked_prefill and left > budget:
             return None
         if self._slots.sequences and not self._fits(keys, start + left, min(left, budget)):
+            self._blocked = sequence, self.kv.releases
             return None
         if self.limits.prefix_caching and sequence.reads_cache and sequence.started_at < 0.0:
             self.statistics.looked_up(left + start, start)

@@ -55,11 +55,14 @@ class SequenceKeys:
         All of them are known, and the steps that compute them were sent.
         """
         full = num_tokens // self._kv.block_size
-        if not self._enabled or full <= sequence.num_published:
+        published = sequence.num_published
+        if full <= published or not self._enabled:
             return
         keys = self._keys(sequence, full)
-        for index in range(sequence.num_published, full):
-            contents = self._tokens(sequence, index) if self._verify else b""
+        contents = b""
+        for index in range(published, full):
+            if self._verify:
+                contents = self._tokens(sequence, index)
             self._kv.publish(sequence.slot, index, keys[index], contents)
         sequence.num_published = full
 
@@ -72,6 +75,8 @@ class SequenceKeys:
         return keys[:count] if len(keys) > count else keys
 
     def _tokens(self, sequence: Sequence, index: int) -> bytes:
-        tokens = self._slots.tokens[sequence.slot] if sequence.slot >= 0 else sequence.tokens
-        size = self._kv.block_size
-        return tokens[index * size : (index + 1) * size].tobytes()
+        start = index * self._kv.block_size
+        end = start + self._kv.block_size
+        if sequence.slot >= 0:
+            return self._slots.tokens[sequence.slot, start:end].tobytes()
+        return sequence.tokens[start:end].tobytes()

@@ -39,6 +39,7 @@ class Statistics:
             name: Histogram(bounds) for name, bounds in histogram_buckets(max_model_len).items()
         }
         self._gaps = self._histograms["inter_token_latency_seconds"]
+        self._gap_bounds = np.array(self._gaps.bounds)
         self._iteration_tokens = self._histograms["iteration_tokens_total"]
         self._success = dict.fromkeys(("stop", "length", "abort", "error"), 0)
         self.steps = 0
@@ -89,7 +90,7 @@ class Statistics:
         """Count the seconds between two tokens of many sequences."""
         if not len(gaps):
             return
-        buckets = np.searchsorted(self._gaps.bounds, gaps)
+        buckets = np.searchsorted(self._gap_bounds, gaps)
         counts = self._gaps.counts
         for bucket, times in enumerate(np.bincount(buckets).tolist()):
             counts[bucket] += times

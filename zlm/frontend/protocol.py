@@ -5,9 +5,9 @@ Rules.
   behind with writing, what arrives is kept unparsed; past ``READ_AHEAD_BYTES`` reading is paused,
   so a client that sends faster than it reads is slowed by TCP, not by our memory. Up to there
   reading goes on, because a closed connection is only noticed by reading.
-* One timer at a time for what is to be read: for a message that is under way (408), for an idle connection, or for the
-  unread rest of a refused one, which is read and dropped for a moment so that the client gets to
-  see the answer before the reset that closing with unread data would cause.
+* One timer at a time for what is to be read: a message that is under way (408), the next one, or
+  the unread rest of a refused one, which is read and dropped for a moment so that the client gets
+  to see the answer before the reset that closing with unread data would cause.
 * A client that takes nothing of what is written to it for as long as an idle connection may last is
   cut off, so that it cannot hold a request open for ever.
 * An end of file from the client means it is gone: what it waited for is cancelled.

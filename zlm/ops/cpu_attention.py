@@ -1,16 +1,17 @@
 """Paged attention on the CPU: rows are packed into few calls of torch's flash attention.
 
 Theory of operation. A step's rows are cut into *pieces*: up to ``TILE_TOKENS`` queries of one row,
-and the blocks from the first that any of them sees to the last. Pieces of like size form a *packet*
-of r pieces, padded to L queries and B blocks:
+and the blocks from the first that any of them sees to the last, rounded up to a multiple of
+``BLOCKS_QUANTUM``. Pieces of one shape, r of them with L queries and B blocks, form a *packet*:
 
     blocks of the packet  ──one copy of whole blocks──►  [r, B * block_size, 2, Hkv, D]
     queries               ──index or slice───────────►  [r, L, Hq, D]
     mask                  ──made once a step─────────►  [r, 1, L, B * block_size]
 
-and one flash attention call gives all its rows. Padding queries repeat the piece's last query, so
-that writing their (equal) results back needs no selection. Padding keys are masked; they are finite
-(the cache never holds a NaN), so that they weigh exactly nothing.
+and one flash attention call gives all its rows. Surplus keys are masked; they are finite (the cache
+never holds a NaN), so that they weigh exactly nothing. The shape of a piece follows from its own
+row, never from its neighbours', and each row of a call is computed by itself: so a row's result has
+the same bits in any company.
 
 A packet's keys and values are kept to about ``PACKET_BYTES``: what the copy wrote is still in the
 second-level cache when attention reads it, and no more than that is ever allocated. The plan,
@@ -19,6 +20,7 @@ with masks and indices, is shared by all layers of a group.
 Prompts computed in one go need no copy at all: they attend to the keys and values just computed.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -30,8 +32,8 @@ from zlm.ops import kv_cache
 from zlm.ops.batch import GroupBatch, StepBatch
 
 TILE_TOKENS = 256  # queries of a piece
+BLOCKS_QUANTUM = 4  # blocks of a piece are a multiple of this: few shapes, at most 3 copied in vain
 PACKET_BYTES = 2 * 1024 * 1024
-MAX_PADDING = 1.25  # computed over needed query-key pairs in a packet
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,12 @@ class Piece:
     start: int  # position of the first query in its sequence
     length: int
     first_block: int  # index in the row's block table
-    num_blocks: int
+    num_blocks: int  # rounded up; may reach past the table's end
 
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """Pieces computed by one call."""
+    """Pieces of one shape, computed by one call."""
 
     tokens: slice | Tensor  # the queries among the step's tokens, r * L of them
     rows: int
@@ -149,58 +151,41 @@ def _pieces(
         count = min(TILE_TOKENS, length - offset)
         position = start + offset
         first = max(0, position + 1 - window) // block_size if window else 0
-        last = -(-(position + count) // block_size)
-        yield Piece(row, token + offset, position, count, first, last - first)
+        needed = -(-(position + count) // block_size) - first
+        num_blocks = -(-needed // BLOCKS_QUANTUM) * BLOCKS_QUANTUM
+        yield Piece(row, token + offset, position, count, first, num_blocks)
 
 
 def _pack(pieces: list[Piece], block_bytes: int) -> Iterator[list[Piece]]:
-    """Split *pieces* into packets of like size, bounded in bytes and in padding."""
-    members: list[Piece] = []
-    needed = length = blocks = 0
-    for piece in sorted(pieces, key=lambda p: (p.length, p.num_blocks)):
-        new_length, new_blocks = max(length, piece.length), max(blocks, piece.num_blocks)
-        new_needed = needed + piece.length * piece.num_blocks
-        count = len(members) + 1
-        fits = count * new_blocks * block_bytes <= PACKET_BYTES
-        if members and not (fits and count * new_length * new_blocks <= MAX_PADDING * new_needed):
-            yield members
-            members = []
-            new_length, new_blocks = piece.length, piece.num_blocks
-            new_needed = piece.length * piece.num_blocks
-        members.append(piece)
-        needed, length, blocks = new_needed, new_length, new_blocks
-    if members:
-        yield members
+    """Split *pieces* into packets of one shape and bounded size."""
+    shapes: dict[tuple[int, int], list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        shapes[piece.length, piece.num_blocks].append(piece)
+    for (_, num_blocks), members in shapes.items():
+        count = max(1, PACKET_BYTES // (num_blocks * block_bytes))
+        for start in range(0, len(members), count):
+            yield members[start : start + count]
 
 
 def _packet(members: list[Piece], group: GroupBatch, block_size: int, dtype: torch.dtype) -> Packet:
     """Build the indices and the mask of a packet."""
-    if len(members) > 1:
-        members = sorted(members, key=lambda piece: piece.token)
-    length = max(piece.length for piece in members)
-    num_blocks = max(piece.num_blocks for piece in members)
-    numbers = torch.tensor(
-        [(p.row, p.token, p.start, p.length, p.first_block) for p in members]
-    ).unsqueeze(-1)
-    row, token, start, count, first_block = numbers.unbind(1)  # each [r, 1]
-    offsets = torch.minimum(torch.arange(length), count - 1)  # [r, L]
-    columns = first_block + torch.arange(num_blocks)  # [r, B], perhaps past the table's end
+    length, num_blocks = members[0].length, members[0].num_blocks
+    numbers = torch.tensor([(p.row, p.token, p.start, p.first_block) for p in members])
+    row, token, start, first_block = numbers.unsqueeze(-1).unbind(1)  # each [r, 1]
+    columns = first_block + torch.arange(num_blocks)  # [r, B]
     table = group.block_table
-    blocks = table[row, columns.clamp(max=table.shape[1] - 1)].flatten()
+    blocks = table[row, columns.clamp_(max=table.shape[1] - 1)].flatten()
+    queries = torch.arange(length)
     key = first_block * block_size + torch.arange(num_blocks * block_size)  # [r, S]
-    ahead = (start + offsets).unsqueeze(2) - key.unsqueeze(1)  # [r, L, S]: of key by query
+    ahead = (start + queries).unsqueeze(2) - key.unsqueeze(1)  # [r, L, S]: of key by query
     hidden = ahead < 0
     if group.window:
         hidden |= ahead >= group.window
     mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
-    first = members[0].token
-    contiguous = members[-1].token + length - first == len(members) * length and all(
-        piece.length == length for piece in members
-    )
-    tokens = (
-        slice(first, first + len(members) * length) if contiguous else (token + offsets).flatten()
-    )
-    return Packet(tokens, len(members), blocks, mask.unsqueeze(1))
+    first, count = members[0].token, len(members) * length
+    if members[-1].token + length - first == count:
+        return Packet(slice(first, first + count), len(members), blocks, mask.unsqueeze(1))
+    return Packet((token + queries).flatten(), len(members), blocks, mask.unsqueeze(1))
 
 
 def _attend(

@@ -63,8 +63,7 @@ class Death:
             name = signal.Signals(number).name
         except ValueError:
             name = "unknown"
-        hint = "; is the machine out of memory?" if number == signal.SIGKILL else ""
-        return f"killed by signal {number} ({name}{hint})"
+        return f"killed by signal {number} ({name})"
 
 
 def module_command(role: str) -> list[str]:

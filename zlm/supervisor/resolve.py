@@ -14,16 +14,13 @@ def resolve_config(config: Config) -> Resolved:
     Raises ConfigError or ModelError, in words for the user.
     """
     from zlm.models.config import load_spec
+    from zlm.weights.resolve import resolve_model, resolve_tokenizer
 
     options = config.model
-    model_path = _find(config, options.model)
-    tokenizer_path = model_path if options.tokenizer is None else _find(config, options.tokenizer)
+    where = {"revision": options.revision, "download_dir": options.download_dir}
+    model_path = resolve_model(options.model, **where)
+    tokenizer_path = model_path
+    if options.tokenizer is not None:
+        tokenizer_path = resolve_tokenizer(options.tokenizer, **where)
     spec = load_spec(model_path, generation_config=options.generation_config)
     return resolve(config, spec, model_path=model_path, tokenizer_path=tokenizer_path, device="cpu")
-
-
-def _find(config: Config, name: str) -> str:
-    from zlm.weights.resolve import resolve_model
-
-    options = config.model
-    return resolve_model(name, revision=options.revision, download_dir=options.download_dir)

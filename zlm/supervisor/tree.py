@@ -151,6 +151,8 @@ class Tree:
         self._news.set()
 
     def _mourn(self, death: Death) -> None:
+        if death.status == -signal.SIGKILL and not self.is_stopping:
+            logger.warning("when memory runs out the kernel kills with SIGKILL: see dmesg")
         if self.is_stopping and death.status != 0 and self.fault is None:
             logger.warning("%s %d %s", death.role, death.index, death.describe())
         self.fail(f"{death.role} {death.index} died: {death.describe()}")

@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from zlm.errors import BadRequest
+from jinja2 import TemplateSyntaxError
+
+from zlm.errors import BadRequest, ConfigError
 from zlm.messages import ChatPrompt
 from zlm.tokenizer.template_environment import compile_template
 from zlm.tokenizer.template_process import TemplateProcess
@@ -58,9 +60,12 @@ class ChatRenderer:
         self._apart = TemplateProcess()
 
     def check_template(self) -> None:
-        """Raise jinja2's TemplateSyntaxError if the main template is not a template."""
-        if "default" in self._vocabulary.chat_templates:
+        """Raise ConfigError if the template that ``--chat-template`` gave is not a template."""
+        try:
             compile_template(self._vocabulary.chat_templates["default"])
+        except TemplateSyntaxError as error:
+            message = f"--chat-template is not valid: {error.message} (line {error.lineno})"
+            raise ConfigError(message) from error
 
     def render(self, chat: ChatPrompt) -> RenderedChat:
         """Return the text of *chat*; BadRequest as ``template_render.render`` and without one."""

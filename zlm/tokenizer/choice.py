@@ -94,7 +94,7 @@ class Choice:
         self._produced += len(text)
         if text:
             self._settle()
-        if entry is not None:
+        if entry is not None and self._options.logprobs is not None:
             end = None if pending else self._produced
             self._entries.append(_Waiting(start, end, entry))
         return bool(text) and self._emit(text)
@@ -118,7 +118,7 @@ class Choice:
     def push_hidden(self, token_id: int, entry: TokenLogprob | None) -> None:
         """Take the token that ended the sequence (EOS or a stop id): it counts, without text."""
         self._count(token_id)
-        if entry is not None:
+        if entry is not None and self._options.logprobs is not None:
             self._entries.append(_Waiting(self._produced, None, entry))
 
     def delta(self) -> Delta | None:

@@ -96,9 +96,9 @@ def derive_merges(
     for i in spaces + plain:
         token = tokens[i]
         pairs = [
-            (token[:k], token[k:])
+            (left, right)
             for k in range(1, len(token))
-            if token[:k] in ids and token[k:] in ids
+            if (left := token[:k]) in ids and (right := token[k:]) in ids
         ]
         if len(pairs) > 1:
             pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
@@ -201,10 +201,10 @@ def _set_bos_eos(tokenizer: Tokenizer, metadata: Mapping[str, Any], add_bos: boo
                 raise ModelError(f"the GGUF file asks for {name.upper()} but does not name its id")
             continue
         chosen[name] = (tokens[token_id], token_id)
-    set_template(tokenizer, chosen.get("bos"), chosen.get("eos"))
+    _set_template(tokenizer, chosen.get("bos"), chosen.get("eos"))
 
 
-def set_template(
+def _set_template(
     tokenizer: Tokenizer, bos: tuple[str, int] | None, eos: tuple[str, int] | None
 ) -> None:
     """Make *tokenizer* put *bos* before and *eos* behind a text encoded with special tokens."""

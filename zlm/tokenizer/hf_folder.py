@@ -1,8 +1,9 @@
 """Loads a tokenizer, its named special tokens and its chat templates from a Hugging Face folder.
 
 Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, chat_template.jinja,
-chat_template.json and additional_chat_templates/. Gives what transformers' fast tokenizers give,
-without importing transformers.
+chat_template.json and additional_chat_templates/. Gives what transformers' tokenizers give, without
+importing transformers: so tokenizer.json alone says whether BOS and EOS are added, whatever
+add_bos_token says beside it.
 """
 
 import json
@@ -12,7 +13,6 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from zlm.errors import ModelError
-from zlm.tokenizer.gguf_vocabulary import set_template
 
 _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
@@ -35,7 +35,6 @@ def load_tokenizer(folder: Path) -> tuple[Tokenizer, dict[str, Any], dict[str, s
     special = _special_tokens(config)
     special |= _special_tokens(_read_json(folder / "special_tokens_map.json"))
     _add_tokens(tokenizer, config, special)
-    _apply_bos_eos(tokenizer, config, special)
     return tokenizer, special, _chat_templates(folder, config)
 
 
@@ -120,20 +119,6 @@ def _add_tokens(tokenizer: Tokenizer, config: dict[str, Any], special: dict[str,
         if not known.get(text, False) and tokenizer.token_to_id(text) is not None:
             tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False)])
             known[text] = True
-
-
-def _apply_bos_eos(tokenizer: Tokenizer, config: dict[str, Any], special: dict[str, Any]) -> None:
-    """Let add_bos_token and add_eos_token of the config, where given, rule over tokenizer.json."""
-    wanted = {name: config.get(f"add_{name}_token") for name in ("bos", "eos")}
-    if all(value is None for value in wanted.values()):
-        return
-    chosen: dict[str, tuple[str, int]] = {}
-    for name, value in wanted.items():
-        text = special.get(f"{name}_token")
-        token_id = None if text is None else tokenizer.token_to_id(text)
-        if value and text is not None and token_id is not None:
-            chosen[name] = (text, token_id)
-    set_template(tokenizer, chosen.get("bos"), chosen.get("eos"))
 
 
 def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:

@@ -79,7 +79,10 @@ class TemplateProcess:
         self.close()
         command = [sys.executable, "-m", "zlm.tokenizer.template_process"]
         pipe = subprocess.PIPE
-        self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0)
+        # In a session of its own: a Ctrl-C in the terminal is the parent's business.
+        self._child = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True
+        )
         assert self._child.stdout is not None
         _read_until(self._child.stdout.fileno(), time.monotonic() + START_SECONDS)
 

@@ -68,7 +68,9 @@ def render(conversation: Conversation) -> str:
         message = f"the chat template took longer than {conversation.seconds:g} seconds"
         raise BadRequest(message, param="messages") from error
     except TemplateError as error:
-        message = error.message or "the chat template refused"
+        message = error.message or "the chat template refused the conversation"
+        if type(error) is not TemplateError:  # not raise_exception's, but a fault found by Jinja
+            message = f"the chat template failed: {message}"
         raise BadRequest(clip(message), param="messages") from error
     except Exception as error:  # whatever a template does wrong with what it was given
         message = f"the chat template failed: {type(error).__name__}: {error}"

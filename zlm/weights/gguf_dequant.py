@@ -5,9 +5,9 @@ function here takes uint8 ``blocks`` [N, bytes of a block] and fills float32 ``o
 block] in a few vector operations, with the products and sums in the order and precision of ggml's
 reference code, so that results are equal and not merely near.
 
-Work goes in pieces, so that the temporaries of a large matrix stay small. Measured on 2 cores with
-2 threads, all tensors of a file: SmolLM2 135M in Q4_1 0.20 s, Gemma 3 270M in Q4_K_M 0.47 s; pieces
-of 64 KiB 0.57 and 1.20 s, no pieces 0.20 and 0.51 s.
+Work goes in pieces, so that the temporaries of a large matrix stay small. Measured on 2 idle cores,
+all tensors of a file, with 2 threads and with 1: SmolLM2 135M in Q4_1 0.20 and 0.31 s, Gemma 3 270M
+in Q4_K_M 0.47 and 0.65 s; pieces of 64 KiB 0.57 and 1.20 s with 2 threads.
 """
 
 from collections.abc import Callable

@@ -20,7 +20,7 @@ from zlm.weights.gguf import GGUFFile
 from zlm.weights.gguf_dequant import SUPPORTED, dequantize
 from zlm.weights.names import gguf_names, text_names
 from zlm.weights.raw import RawFile
-from zlm.weights.safetensors import folder_tensors
+from zlm.weights.safetensors import folder_tensors, naming, open_file
 
 
 class Weights(Protocol):
@@ -33,7 +33,7 @@ class Weights(Protocol):
         """Return the shape of tensor *name* without reading it."""
 
     def get(self, name: str) -> Tensor:
-        """Return tensor *name*, freshly read and owned by the caller; KeyError if there is none."""
+        """Return tensor *name*, a copy owned by the caller; KeyError if there is none."""
 
     def close(self) -> None:
         """Close the files."""
@@ -50,27 +50,31 @@ def open_weights(path: str | Path, spec: ModelSpec) -> Weights:
 
 
 class FolderWeights:
-    """The safetensors files of a folder; tensors come in the type they are stored in."""
+    """The safetensors files of a folder; tensors come in the type they are stored in.
+
+    The library maps the file: a copy lets go of its pages as soon as the files are closed.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._stored = folder_tensors(folder)
-        self._names = text_names(self._stored)
-        self._files = {path: RawFile(path) for path in {t.path for t in self._stored.values()}}
+        self._paths = folder_tensors(folder)
+        self._names = text_names(self._paths)
+        self._files = {path: open_file(path, "pt") for path in sorted(set(self._paths.values()))}
 
     def names(self) -> list[str]:
         return list(self._names)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._stored[self._names[name]].shape
+        stored = self._names[name]
+        return tuple(self._files[self._paths[stored]].get_slice(stored).get_shape())
 
     def get(self, name: str) -> Tensor:
-        stored = self._stored[self._names[name]]
-        raw = _read(self._files[stored.path], stored.offset, stored.num_bytes)
-        return raw.view(getattr(torch, stored.dtype)).view(stored.shape)
+        stored = self._names[name]
+        path = self._paths[stored]
+        with naming(path):
+            return self._files[path].get_tensor(stored).clone()
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+        self._files = {}
 
 
 class GGUFWeights:

@@ -1,4 +1,4 @@
-"""Byte ranges of weight files, read by position into memory that the caller owns. No torch.
+"""Byte ranges of GGUF files, read by position into memory that the caller owns. No torch.
 
 Tensors are not mapped: a mapping keeps the file's pages in the process's memory beside the tensors
 made from them, and turns a file that shrinks while it is read into a signal that kills. Reads go

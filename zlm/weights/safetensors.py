@@ -1,96 +1,56 @@
-"""Safetensors folders: which files belong to a checkpoint and where each tensor lies. No torch.
+"""Safetensors folders: which files belong to a checkpoint and which tensors they hold. No torch.
 
-A file is an 8-byte length, a JSON header (name to dtype, shape, byte range), then the data. A
-checkpoint is the one file of a folder, or what ``model.safetensors.index.json`` lists; files beside
-it that the index does not name are stale and ignored. Headers are checked against file sizes, so a
-cut download is told as such before anything is computed.
+A checkpoint is the one file of a folder, or what ``model.safetensors.index.json`` lists; files
+beside it that the index does not name are stale and ignored. The safetensors library reads the
+files and checks their headers against their sizes, so a cut download is told as such before
+anything is computed.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
+from safetensors import SafetensorError, safe_open
 
 from zlm.errors import ModelError
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-MAX_HEADER_BYTES = 100_000_000
-DTYPES = {  # the format's names: torch's name, bytes a value
-    "F64": ("float64", 8),
-    "F32": ("float32", 4),
-    "F16": ("float16", 2),
-    "BF16": ("bfloat16", 2),
-    "I64": ("int64", 8),
-    "I32": ("int32", 4),
-    "I16": ("int16", 2),
-    "I8": ("int8", 1),
-    "U8": ("uint8", 1),
-    "BOOL": ("bool", 1),
-    "F8_E4M3": ("float8_e4m3fn", 1),
-    "F8_E5M2": ("float8_e5m2", 1),
+TORCH_NAMES = {  # the format's names of types, as torch calls them
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
 }
 OTHER_WEIGHTS = ("*.bin", "*.pth", "*.pt", "*.ckpt", "*.h5", "*.msgpack")
 
 
-class StoredTensor(NamedTuple):
-    """Where one tensor lies; ``dtype`` is torch's name."""
-
-    path: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int  # bytes from the start of the file
-    num_bytes: int
-
-
-class _Entry(msgspec.Struct):
-    dtype: str
-    shape: list[int]
-    data_offsets: tuple[int, int]
-
-
-def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of one safetensors file. Raises ModelError, naming it, if damaged."""
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turn what goes wrong with the file *path* into a ModelError that names it."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-                raise ModelError(f"{path} is cut short or no safetensors file ({size} bytes)")
-            raw = file.read(length)
+        yield
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
-    try:
-        header = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-        header.pop("__metadata__", None)
-        entries = {name: msgspec.json.decode(item, type=_Entry) for name, item in header.items()}
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} has a damaged header: {error}") from error
-    start = 8 + length
-    return {name: _stored(path, name, entry, start, size) for name, entry in entries.items()}
+    except SafetensorError as error:
+        raise ModelError(f"{path} is damaged or cut short: {error}") from error
 
 
-def _stored(path: Path, name: str, entry: _Entry, start: int, size: int) -> StoredTensor:
-    if entry.dtype not in DTYPES:
-        raise ModelError(
-            f"{path}: tensor {name} has the type {entry.dtype}, which is not supported"
-        )
-    dtype, item_bytes = DTYPES[entry.dtype]
-    begin, end = entry.data_offsets
-    if begin < 0 or min(entry.shape, default=0) < 0:
-        raise ModelError(f"{path} is damaged: tensor {name} has a negative place or size")
-    if end - begin != math.prod(entry.shape) * item_bytes:
-        raise ModelError(
-            f"{path} is damaged: tensor {name} of shape {entry.shape} and type {entry.dtype} has "
-            f"{end - begin} bytes"
-        )
-    if start + end > size:
-        raise ModelError(
-            f"{path} is cut short: tensor {name} ends at byte {start + end}, the file has {size} "
-            "(an unfinished download?)"
-        )
-    return StoredTensor(str(path), dtype, tuple(entry.shape), start + begin, end - begin)
+def open_file(path: Path, framework: str) -> Any:
+    """Open one safetensors file for *framework* (pt, or numpy where torch is not wanted)."""
+    with naming(path):
+        return safe_open(path, framework=framework)
 
 
 def weight_files(folder: Path) -> tuple[list[Path], dict[str, str]]:
@@ -122,17 +82,17 @@ def weight_files(folder: Path) -> tuple[list[Path], dict[str, str]]:
     raise ModelError(f"{folder} holds no safetensors weights{_what_else(folder)}")
 
 
-def folder_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return all tensors of the checkpoint in *folder*, file after file, as they lie on disk."""
+def folder_tensors(folder: Path) -> dict[str, Path]:
+    """Return all tensors of the checkpoint in *folder* with the file each is in, in disk order."""
     paths, weight_map = weight_files(folder)
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, Path] = {}
     for path in paths:
-        for name, stored in sorted(read_header(path).items(), key=lambda item: item[1].offset):
+        for name in open_file(path, "numpy").offset_keys():
             if weight_map.get(name, path.name) != path.name:
                 continue  # the index takes this one from another file
             if name in tensors:
-                raise ModelError(f"{path}: tensor {name} is in {tensors[name].path} as well")
-            tensors[name] = stored
+                raise ModelError(f"{path}: tensor {name} is in {tensors[name]} as well")
+            tensors[name] = path
     lost = [name for name in weight_map if name not in tensors]
     if lost:
         raise ModelError(
@@ -142,10 +102,13 @@ def folder_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def folder_dtype(folder: Path) -> str:
-    """Return torch's name of the type that most bytes of the first weights file have."""
+    """Return torch's name of the type that most values of the first weights file have."""
+    file = open_file(weight_files(folder)[0][0], "numpy")
     sizes: dict[str, int] = {}
-    for stored in read_header(weight_files(folder)[0][0]).values():
-        sizes[stored.dtype] = sizes.get(stored.dtype, 0) + stored.num_bytes
+    for name in file.offset_keys():
+        stored = file.get_slice(name)
+        dtype = TORCH_NAMES.get(stored.get_dtype(), stored.get_dtype())
+        sizes[dtype] = sizes.get(dtype, 0) + math.prod(stored.get_shape())
     return max(sizes, key=lambda name: sizes[name]) if sizes else "float32"
 
 

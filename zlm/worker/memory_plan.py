@@ -94,13 +94,17 @@ def plan(
 
     *kv_cache_memory_bytes* is the user's budget. Without one the budget is 1 GiB, or what one
     sequence needs if that is more, but at most half of *free_bytes*. *num_blocks_override* gives
-    every group so many usable blocks, even if no longest sequence fits. Raises ConfigError, with
-    the numbers, if the budget cannot hold one sequence of ``max_model_len`` tokens.
+    every group so many blocks, the null block among them, even if no longest sequence fits.
+    Raises ConfigError, with the numbers, if the budget cannot hold one sequence of
+    ``max_model_len`` tokens.
     """
     if num_blocks_override is not None:
-        if num_blocks_override < 1:
-            raise ConfigError(f"--num-gpu-blocks-override {num_blocks_override} is less than 1")
-        counts = (num_blocks_override,) * len(groups)
+        if num_blocks_override < 2:
+            raise ConfigError(
+                f"--num-gpu-blocks-override {num_blocks_override} is less than 2, the null block "
+                "and one to use"
+            )
+        counts = (num_blocks_override - 1,) * len(groups)
         return MemoryPlan(tuple(groups), counts, demand.block_size_tokens, free_bytes)
     needs = [blocks_of_sequence(group, demand) for group in groups]
     # One more block a group than the sequence needs: the null block.

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from zlm.config import Resolved
-from zlm.errors import ConfigError
 from zlm.messages import Execute, Join, SamplingSpec, WorkerReady
 from zlm.models import registry
 from zlm.ops import kv_cache
@@ -43,8 +42,6 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> Started:
 
     Raises ConfigError or ModelError, naming the flag or the tensor.
     """
-    if resolved.device != "cpu":
-        raise ConfigError(f"--device {resolved.device}: this build computes on the CPU only")
     device = torch.device(resolved.device)
     config = resolved.config
     threads = compute_type.set_threads(config.parallel.cpu_threads)
@@ -54,7 +51,7 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> Started:
     say("loading weights")
     model = _load(resolved, dtype, device)
     say("allocating the KV cache")
-    kv_dtype = _kv_dtype(config.cache.kv_cache_dtype, dtype)
+    kv_dtype = compute_type.SPELLINGS.get(config.cache.kv_cache_dtype, dtype)  # auto: dtype
     plan = _plan(resolved, kv_dtype)
     for line in plan.table():
         log.info("%s", line)
@@ -82,14 +79,6 @@ def _load(resolved: Resolved, dtype: torch.dtype, device: torch.device) -> regis
             model = build(weights)
     log.info("weights loaded in %.2f s", time.perf_counter() - began)
     return model
-
-
-def _kv_dtype(name: str, compute: torch.dtype) -> torch.dtype:
-    if name == "auto":
-        return compute
-    if name not in ("float32", "bfloat16"):
-        raise ConfigError(f"--kv-cache-dtype {name} is not auto, float32 or bfloat16")
-    return compute_type.SPELLINGS[name]
 
 
 def _plan(resolved: Resolved, kv_dtype: torch.dtype) -> MemoryPlan:

@@ -7,7 +7,7 @@ from zlm.errors import BadRequest, clip
 from zlm.frontend.openai import fields, logprobs
 from zlm.frontend.openai.answer import AnswerHead
 from zlm.frontend.openai.body import BodyDecoder, check_depth
-from zlm.frontend.openai.messages import conversation, echoed_text
+from zlm.frontend.openai.messages import conversation
 from zlm.messages import ChatPrompt, Delta, Generate
 from zlm.sampling_params import MAX_LOGPROBS
 
@@ -91,6 +91,7 @@ def generate(
             request, max_tokens=max_tokens, logprobs=_num_logprobs(request)
         ),
         stream=request.wants_stream(),
+        echo=bool(request.echo),
         return_token_ids=bool(request.return_token_ids),
         priority=fields.priority(request),
         cache_salt=fields.cache_salt(request),
@@ -153,14 +154,11 @@ class ChatForm:
     def __init__(self, request: ChatRequest, model: str) -> None:
         self._head = AnswerHead.new("chatcmpl", model)
         self._as_ids = bool(request.return_tokens_as_token_ids)
-        self._before = ""  # what echo puts before each answer
-        if request.echo:
-            self._before = echoed_text(conversation(request.messages))
 
     def chunk(self, delta: Delta, *, first: bool) -> dict[str, Any]:
         content: dict[str, Any] = {}
         if first:
-            content = {"role": ROLE, "content": self._before + delta.text}
+            content = {"role": ROLE, "content": delta.text}
         elif delta.text:
             content = {"content": delta.text}
         body = self._chunk([self._choice(delta, "delta", content)])
@@ -182,8 +180,7 @@ class ChatForm:
     def answer(self, deltas: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
         choices = []
         for delta in deltas:
-            text = self._before + delta.text
-            message = {"role": ROLE, "content": text, "refusal": None}
+            message = {"role": ROLE, "content": delta.text, "refusal": None}
             choices.append(self._choice(delta, "message", message))
         body = self._head.fields(KIND) | {"choices": choices, "usage": usage}
         return self._with_prompt(body, deltas[0])

@@ -62,14 +62,3 @@ def _part(part: Any, where: str) -> dict[str, Any]:
         name = f"{where}.{_TEXT_PARTS[kind]}"
         raise BadRequest(f"{name} must be a string, got {clip(text)}", param=name)
     return {"type": "text", "text": text}
-
-
-def echoed_text(messages: list[dict[str, Any]]) -> str:
-    """Return what ``echo`` puts before a chat answer: a last message that is the assistant's."""
-    last = messages[-1]
-    if last["role"] != "assistant":
-        return ""
-    content = last["content"]
-    if isinstance(content, str):
-        return content
-    return "\n".join(part["text"] for part in content)
