@@ -308,7 +308,8 @@ class StepOutput(Message, frozen=True, tag=62):
     cached: list[tuple[int, int]] = []  # (row, prompt tokens found in the prefix cache): first rows
     logprobs: LogprobColumns | None = None  # rows index this message's rows
     prompt_logprobs: LogprobColumns | None = None  # rows index this message's rows; prompt
-    # positions 1.. of a row stand in order, perhaps over several messages (chunks)
+    # positions 1.. stand in order, perhaps over several messages (chunks), and are told once a
+    # prompt: by its first sample, or by the next one if that ends before the prompt is computed
     errors: list[SequenceError] = []
 
 

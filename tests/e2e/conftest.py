@@ -35,6 +35,14 @@ def eventually_true(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
+def free_port() -> int:
+    """Return a port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def strict_json(text: bytes | str) -> Any:
     """Parse JSON as strict clients do: no NaN, no Infinity."""
 
@@ -80,9 +88,7 @@ class Server:
     """One server process under test."""
 
     def __init__(self, model: Path, log: Path, flags: list[str], port: int | None = None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", port or 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = port or free_port()
         self.log = log
         command = [str(Path(sys.executable).with_name("zlm")), "serve", str(model)]
         common = ["--port", str(self.port), "--dtype", "float32"]

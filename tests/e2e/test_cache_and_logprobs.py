@@ -60,7 +60,8 @@ def test_case_52_prompt_logprobs_with_a_warm_cache(server: Any) -> None:
 )
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_case_56_every_number_is_finite(server: Any, fields: dict[str, Any], stream: bool) -> None:
-    answer = server.complete("Roses are red, violets are", seed=1, stream=stream, **fields)
+    common = {"seed": 1, "ignore_eos": True, "stream": stream}
+    answer = server.complete("Roses are red, violets are", **common, **fields)
     assert answer.status == 200, answer.body
     documents = answer.events if stream else [answer.json]  # both refuse NaN and Infinity
     values = [

@@ -49,7 +49,7 @@ class Told:
     aborted: bool = False
     cached: int = 0
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    prompt_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    prompt_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # of all samples
 
     @property
     def over(self) -> bool:
@@ -178,6 +178,7 @@ class Engine:
         )
         for sample in range(n):
             self.told[seq_id + sample] = Told(message, sample)
+            self.told[seq_id + sample].prompt_logprobs = self.told[seq_id].prompt_logprobs
         self._hear(self.core.submit(message))
         return seq_id
 
@@ -253,7 +254,7 @@ class Engine:
             assert told.logprobs == expected[0][num_prompt:]
         else:
             assert told.logprobs == []
-        if submit.sampling.prompt_logprobs >= 0:
+        if submit.sampling.prompt_logprobs >= 0:  # once a prompt, whichever sample computes it
             want = expected[1][1:num_prompt]
             assert told.prompt_logprobs == want[: len(told.prompt_logprobs)]
             assert told.aborted or told.prompt_logprobs == want

@@ -103,13 +103,14 @@ def test_48_preempted_sequences_resume_exactly(run_ahead: int, caching: bool, bu
 
 def test_48_prompt_logprobs_are_told_once_though_the_prompt_is_computed_twice() -> None:
     engine = Engine(99, max_num_batched_tokens=7, run_ahead=2)
+    engine.submit(prompt(3), 30, ignore_eos=True)  # so that chunks differ the second time
     engine.submit(prompt(30), 4, prompt_logprobs=1, ignore_eos=True)
     engine.send()
     engine.deliver()
-    engine.scheduler._preempt(engine.scheduler._by_id[1])
+    engine.scheduler._preempt(engine.scheduler._by_id[2])
     engine.run()
-    assert engine.worker.num_computed > 30 + 4 + 7
-    assert len(engine.told[1].prompt_logprobs) == 29
+    assert engine.worker.num_computed == 3 + 29 + 10 + 30 + 3
+    assert len(engine.told[2].prompt_logprobs) == 29
 
 
 @pytest.mark.parametrize("windows", [(0,), (0, 6)])
@@ -155,11 +156,18 @@ def test_52_prompt_logprobs_read_nothing_from_the_cache(budget: int) -> None:
     assert engine.told[4].cached == 20
 
 
-def test_52_each_sample_reports_its_own_prompt_logprobs() -> None:
-    engine = Engine(99, block_size=4)
-    engine.submit(prompt(13), 3, n=3, prompt_logprobs=0)
+@pytest.mark.parametrize("steps", [None, 0, 1, 2])
+def test_52_samples_of_a_prompt_report_its_logprobs_once(steps: int | None) -> None:
+    """Also when the sample that reports them is aborted after some steps."""
+    engine = Engine(99, block_size=4, max_num_batched_tokens=6)
+    engine.submit(prompt(17), 3, n=3, prompt_logprobs=0)
+    if steps is not None:
+        for _ in range(steps):
+            engine.send()
+            engine.deliver()
+        engine.abort(1)
     engine.run()
-    assert [len(told.prompt_logprobs) for told in engine.told.values()] == [12, 12, 12]
+    assert len(engine.told[1].prompt_logprobs) == 16
 
 
 def test_16_and_17_all_eos_ids_end_a_sequence_unless_ignored() -> None:

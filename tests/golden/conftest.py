@@ -26,6 +26,10 @@ of the hull with a rope. He went down the stairs slowly. There were one hundred 
 them, and he had painted every second one white so that he could find his way in the dark. """
 
 TEXTS = [
+    STORY,
+    "Summary of the text below.\n\n" + STORY * 2 + "\n\nSummary:",
+    "She opened the letter and read it twice. " * 24,
+    STORY * 6 + "At the bottom he",  # longer than Gemma 3's sliding window of 512 tokens
     "The",
     "The capital of France is",
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
@@ -42,10 +46,6 @@ TEXTS = [
     "Roses are red, violets are blue,",
     '{"name": "Alice", "email": "alice@example.com", "address": {"street": "',
     "To be, or not to be, that is the question:",
-    STORY,
-    "Summary of the text below.\n\n" + STORY * 2 + "\n\nSummary:",
-    "She opened the letter and read it twice. " * 24,
-    STORY * 6 + "At the bottom he",  # longer than Gemma 3's sliding window of 512 tokens
 ]
 
 

@@ -63,7 +63,7 @@ def assert_output(checkpoint: Any, output: RequestOutput) -> None:
 def test_logprobs_equal_transformers(
     setting: str, checkpoint: Any, llm: LLM, alone: list[RequestOutput]
 ) -> None:
-    prompts = [alone[i].prompt_token_ids for i in (1, 6, 16)]
+    prompts = [alone[i].prompt_token_ids for i in (0, 5, 10)]
     for _ in ("cold", "warm"):
         for output in llm.generate(prompts, SETTINGS[setting], use_tqdm=False):
             assert_output(checkpoint, output)

@@ -18,10 +18,12 @@ before the new owner's first step, and the new owner reads only what it wrote it
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from zlm.engine.block_pool import NULL_BLOCK, BlockPool, InvariantError
 from zlm.engine.prefix_cache import first_live_block, longest_hit
+
+MOST_RESERVED = 20  # at most one block in so many is set aside for running sequences to grow
 
 
 class TableEntries:
@@ -91,6 +93,30 @@ class KVGroups:
             return blocks
         return min(blocks, self.blocks_for(window - 1 + chunk - 1) + 1)
 
+    def fits(
+        self,
+        keys: Sequence[bytes],
+        num_tokens: int,
+        chunk: int,
+        promised: Mapping[int, int],
+        growing: int,
+    ) -> bool:
+        """Whether a sequence can start that is *num_tokens* long, the prefix *keys* being cached.
+
+        Set aside are the blocks that slots in *promised* (with their number of tokens) have still
+        to take, and one for each of *growing* running sequences, within reason.
+        """
+        for group, pool in enumerate(self.pools):
+            shared, idle = self._taken_by_hit(group, keys)
+            wanted = self.most_live_blocks(group, num_tokens, chunk) - shared + idle
+            for slot, tokens in promised.items():
+                held = len(self._tables[group][slot]) - self._first_live[group][slot]
+                wanted += max(0, self.most_live_blocks(group, tokens, chunk) - held)
+            reserve = min(growing, pool.num_usable // MOST_RESERVED)
+            if wanted + reserve > pool.num_free:
+                return False
+        return True
+
     def longest_sequence(self, limit: int, *, chunked: bool) -> int:
         """Return how many tokens, at most *limit*, a sequence can have that runs alone.
 
@@ -113,11 +139,6 @@ class KVGroups:
     def capacity(self, slot: int) -> int:
         """Return the number of tokens that the table of *slot* covers."""
         return len(self._tables[0][slot]) * self.block_size
-
-    def outstanding(self, group: int, slot: int, num_tokens: int, chunk: int) -> int:
-        """Return how many more blocks of *group* the slot may need to reach *num_tokens*."""
-        held = len(self._tables[group][slot]) - self._first_live[group][slot]
-        return max(0, self.most_live_blocks(group, num_tokens, chunk) - held)
 
     def min_free(self) -> int:
         """Return the number of blocks that can be allocated in every group."""
@@ -207,16 +228,6 @@ class KVGroups:
         """Return the most leading blocks of *keys* that every group can serve."""
         return longest_hit(keys, self.pools, self.windows, self.block_size)
 
-    def blocks_taken_by_hit(self, group: int, keys: Sequence[bytes]) -> tuple[int, int]:
-        """Return how many blocks of *group* the prefix *keys* stands for, and how many are idle.
-
-        Idle ones count as free now and will not once the prefix is adopted.
-        """
-        pool = self.pools[group]
-        live = first_live_block(len(keys) * self.block_size, self.windows[group], self.block_size)
-        blocks = [self._found(group, key) for key in keys[live:]]
-        return len(blocks), sum(pool.is_idle(block) for block in blocks)
-
     def adopt(self, slot: int, keys: Sequence[bytes], contents: Sequence[bytes] = ()) -> int:
         """Let the empty *slot* begin with the cached prefix *keys*; return its capacity.
 
@@ -305,6 +316,16 @@ class KVGroups:
             pool.check()
             if pool.num_in_use:
                 raise InvariantError(f"{pool.num_in_use} KV blocks are in use by nobody")
+
+    def _taken_by_hit(self, group: int, keys: Sequence[bytes]) -> tuple[int, int]:
+        """Return how many blocks of *group* the prefix *keys* stands for, and how many are idle.
+
+        Idle ones count as free now and will not once the prefix is adopted.
+        """
+        pool = self.pools[group]
+        live = first_live_block(len(keys) * self.block_size, self.windows[group], self.block_size)
+        blocks = [self._found(group, key) for key in keys[live:]]
+        return len(blocks), sum(pool.is_idle(block) for block in blocks)
 
     def _found(self, group: int, key: bytes) -> int:
         block = self.pools[group].find(key)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zlm.engine.news import NO_TOKEN, Int32s, News, renumber
-from zlm.engine.plan import Indices, Plan, PrefillRow
+from zlm.engine.plan import Indices, Plan
 from zlm.engine.request import Sequence, State
 from zlm.engine.slots import SlotTable
 from zlm.engine.stats import ERROR, Statistics
@@ -63,6 +63,7 @@ class ResultReader:
             failed = np.flatnonzero(held & ~valid).tolist()
             placed.fill(-1)
             placed[good] = np.arange(len(good))
+        described = self._count_prompt_logprobs(plan, result)
         self._read_slots(plan, ids, good, news, now)
         for row in failed:
             sequence = self._slots.sequences[int(plan.sample_slots[row])]
@@ -70,7 +71,7 @@ class ResultReader:
         if plan.departed:
             self._read_departed(plan, result, ids, placed, news, now)
         if plan.prefills:
-            self._read_prefills(plan, result, placed, news, now)
+            self._read_prefills(plan, result.prompt_logprobs, described, placed, news, now)
         if result.logprobs is not None:
             news.logprobs = renumber(result.logprobs, placed)
         return news
@@ -149,13 +150,43 @@ class ResultReader:
         else:
             self._statistics.next_token(now - last_token_at)
 
+    def _count_prompt_logprobs(
+        self, plan: Plan, result: StepResult
+    ) -> dict[int, npt.NDArray[np.int64]]:
+        """Return, by row of the step, the entries of its prompt logprobs that are to be told.
+
+        Those told before a preemption are left out, and all of rows that failed or whose sequence
+        is over. Counts them as told: done first, so that who ends in this step has told its own.
+        """
+        due: dict[int, npt.NDArray[np.int64]] = {}
+        if result.prompt_logprobs is None:
+            return due
+        rows = np.frombuffer(result.prompt_logprobs.rows, np.int32)
+        sampling = plan.num_decodes - 1
+        for number, row in enumerate(plan.prefills, plan.num_decodes):
+            sampling += row.samples
+            sequence = row.sequence
+            failed = row.samples and result.status and result.status[sampling] != ROW_OK
+            if failed or sequence.state is State.FINISHED:
+                continue
+            entries = np.flatnonzero(rows == number)  # of positions start + 1, start + 2, ...
+            told = max(0, sequence.prompt_logprobs_sent - row.start - 1)
+            if len(entries) > told:
+                due[number] = entries[told:]
+                sequence.prompt_logprobs_sent = row.start + 1 + len(entries)
+        return due
+
     def _read_prefills(
-        self, plan: Plan, result: StepResult, placed: Indices, news: News, now: float
+        self,
+        plan: Plan,
+        columns: LogprobColumns | None,
+        described: dict[int, npt.NDArray[np.int64]],
+        placed: Indices,
+        news: News,
+        now: float,
     ) -> None:
         """Tell cache hits and prompt logprobs, and end sequences that wanted no token."""
-        columns = result.prompt_logprobs
-        described = frozenset(np.frombuffer(columns.rows, np.int32).tolist() if columns else ())
-        told: dict[int, tuple[PrefillRow, int]] = {}  # by row of the step: and row of the news
+        to = np.full(len(plan.slots), -1, np.int64)  # the row of the news of each row of the step
         sampling = plan.num_decodes - 1
         for number, row in enumerate(plan.prefills, plan.num_decodes):
             sequence, place = row.sequence, -1
@@ -165,30 +196,15 @@ class ResultReader:
             elif sequence.state is not State.FINISHED and row.end == sequence.limit:
                 self._finish(sequence, FINISH_LENGTH, now)
                 place = news.add_row(sequence.seq_id, NO_TOKEN, FINISH_LENGTH)
-            elif sequence.state is not State.FINISHED and number in described:
+            elif number in described:
                 place = news.add_row(sequence.seq_id, NO_TOKEN, RUNNING)
-            if place >= 0:
-                told[number] = row, place
-                if row.end == sequence.num_prompt and sequence.num_cached:
-                    news.cached.append((place, sequence.num_cached))
-        if columns is not None:
-            news.prompt_logprobs = self._prompt_logprobs(plan, columns, told)
-
-    def _prompt_logprobs(
-        self, plan: Plan, columns: LogprobColumns, told: dict[int, tuple[PrefillRow, int]]
-    ) -> LogprobColumns | None:
-        """Give *columns* to the news, without positions that were told before a preemption."""
-        to = np.full(len(plan.slots), -1, np.int64)
-        described = np.frombuffer(columns.rows, np.int32)
-        keep = np.ones(len(described), np.bool_)
-        for number, (row, place) in told.items():
-            sequence = row.sequence
             to[number] = place
-            mine = np.flatnonzero(described == number)  # positions start + 1, start + 2, ...
-            keep[mine[: max(0, sequence.prompt_logprobs_sent - row.start - 1)]] = False
-            after = row.start + 1 + len(mine)
-            sequence.prompt_logprobs_sent = max(sequence.prompt_logprobs_sent, after)
-        return renumber(columns, to, keep)
+            if place >= 0 and row.end == sequence.num_prompt and sequence.num_cached:
+                news.cached.append((place, sequence.num_cached))
+        if columns is not None and described:
+            keep = np.zeros(len(columns.rows) // 4, np.bool_)
+            keep[np.concatenate(list(described.values()))] = True
+            news.prompt_logprobs = renumber(columns, to, keep)
 
     # ------------------------------------------------------------------ rows without a slot
 

@@ -40,9 +40,10 @@ never written again: a hit is cut before the last known token, which is computed
 of the sequence's own, and a fork copies the block it goes on in. Sequences whose prompt logprobs
 are due read nothing from the cache.
 
-Forks. Of n samples, the first computes the prompt; the others are HELD, then queue, and start by
-sharing the first one's blocks up to the last prompt token, if it still runs. If it left before,
-they are sequences like any other (the first of them inheriting the rest).
+Forks. Of n samples, the first computes the prompt (and reports its logprobs); the others are HELD,
+then queue, and start by sharing the first one's blocks up to the last prompt token, if it still
+runs; else they are sequences like any other. If the first leaves before the prompt is computed,
+the next one takes its part.
 
 Cost. A step costs O(changes): decode rows are advanced by numpy over columns of slots. Python runs
 for a sequence only at a block boundary, a chunk, a start, an end.
@@ -69,8 +70,6 @@ from zlm.engine.slots import SlotTable
 from zlm.engine.stats import ERROR, Statistics
 from zlm.engine.waiting import WaitingQueue
 from zlm.messages import FINISH_ABORT, Abort, Execute, Join, StepResult, Submit
-
-MOST_RESERVED = 20  # at most one block in so many is kept back for running sequences to grow
 
 
 class Scheduler:
@@ -110,7 +109,7 @@ class Scheduler:
         # Of the step that is being planned.
         self._joins: list[Join] = []
         self._copies: list[tuple[int, int, int]] = []
-        self._released: list[Sequence] = []  # their prompts are computed by this step
+        self._prompts_done: list[Sequence] = []  # it computes the ends of their prompts
         self._preempted = False
 
     @property
@@ -148,11 +147,8 @@ class Scheduler:
         first = self._add(submit, 0)
         for sample in range(1, submit.n):
             sibling = self._add(submit, sample)
-            if first.reads_cache:
-                sibling.state, sibling.parent = State.HELD, first
-                first.held.append(sibling)
-            else:  # each reports its own prompt logprobs, so each computes the prompt
-                self._waiting.push(sibling)
+            sibling.state, sibling.parent = State.HELD, first
+            first.held.append(sibling)
         self._waiting.push(first)
         return news
 
@@ -171,7 +167,11 @@ class Scheduler:
         plan = self._in_flight.popleft()
         if plan.step != result.step:
             raise InvariantError(f"step {plan.step} ran, but the result is of {result.step}")
-        return self._reader.read(plan, result, now)
+        news = self._reader.read(plan, result, now)
+        for row in plan.prefills:
+            if row.sequence.held and row.end >= row.sequence.num_prompt:
+                self._release_held(row.sequence)
+        return news
 
     def plan(self, now: float) -> Execute | None:
         """Return the next step, or None if nothing can be computed before a result comes."""
@@ -194,8 +194,11 @@ class Scheduler:
         if sequence.seq_id in self._by_id:
             raise InvariantError(f"sequence {sequence.seq_id} was submitted twice")
         if sample:
-            seed = (submit.sampling.seed + sample) % SEED_MODULUS
-            sequence.sampling = msgspec.structs.replace(submit.sampling, seed=seed)
+            sequence.sampling = msgspec.structs.replace(
+                submit.sampling,
+                seed=(submit.sampling.seed + sample) % SEED_MODULUS,
+                prompt_logprobs=-1,  # told once a prompt, by the sample that computes it
+            )
         self._by_id[sequence.seq_id] = sequence
         return sequence
 
@@ -223,10 +226,25 @@ class Scheduler:
         heir, *rest = sequence.held
         sequence.held = []
         heir.parent, heir.state, heir.held = None, State.WAITING, rest
+        heir.sampling = msgspec.structs.replace(
+            heir.sampling, prompt_logprobs=sequence.sampling.prompt_logprobs
+        )
+        heir.prompt_logprobs_sent = sequence.prompt_logprobs_sent
         heir.counts_prompt = sequence.counts_prompt and sequence.started_at < 0.0
         for sibling in rest:
             sibling.parent = heir
         self._waiting.push(heir)
+
+    def _release_held(self, sequence: Sequence) -> None:
+        """Let the samples start that waited for *sequence* to compute the prompt.
+
+        Not while prompt logprobs are due: if it ended now, one of them would have to tell them.
+        """
+        if sequence.reads_cache:
+            for sibling in sequence.held:
+                sibling.state = State.WAITING
+                self._waiting.push(sibling)
+            sequence.held = []
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take slot and blocks from *sequence*; it is computed anew later."""
@@ -331,8 +349,7 @@ class Scheduler:
             self._prefilling.pop(slot, None)
         if end >= sequence.num_prompt and sequence.prompt_step < 0:
             sequence.prompt_step = self._next_step
-            self._released += sequence.held
-            sequence.held = []
+            self._prompts_done.append(sequence)
         samples = end == known and end < sequence.limit
         return PrefillRow(sequence, slot, start, end - start, samples)
 
@@ -404,22 +421,9 @@ class Scheduler:
         return slot
 
     def _fits(self, keys: list[bytes], num_tokens: int, chunk: int) -> bool:
-        """Whether all *num_tokens* known tokens fit beside what runs, *keys* being cached.
-
-        Blocks that running prefills have still to take, and a reserve for decodes, are left out.
-        """
-        running = len(self._slots.sequences)
-        for group, pool in enumerate(self.kv.pools):
-            shared, idle = self.kv.blocks_taken_by_hit(group, keys)
-            wanted = self.kv.most_live_blocks(group, num_tokens, chunk) - shared + idle
-            promised = sum(
-                self.kv.outstanding(group, slot, int(self._slots.known[slot]), chunk)
-                for slot in self._prefilling
-            )
-            reserve = min(running, pool.num_usable // MOST_RESERVED)
-            if wanted + promised + reserve > pool.num_free:
-                return False
-        return True
+        """Whether all *num_tokens* known tokens fit beside what runs, *keys* being cached."""
+        promised = {slot: int(self._slots.known[slot]) for slot in self._prefilling}
+        return self.kv.fits(keys, num_tokens, chunk, promised, len(self._slots.sequences))
 
     # ------------------------------------------------------------------ the message
 
@@ -456,10 +460,9 @@ class Scheduler:
             if row.samples and row.end + 1 < row.sequence.limit:
                 self._slots.decoding[row.slot] = True
                 self._decodes_changed = True
-        for sequence in self._released:
-            sequence.state = State.WAITING
-            self._waiting.push(sequence)
-        self._released = []
+        for sequence in self._prompts_done:
+            self._release_held(sequence)
+        self._prompts_done = []
 
     # ------------------------------------------------------------------ invariants
 

