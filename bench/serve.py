@@ -18,12 +18,13 @@ import argparse
 import asyncio
 import json
 import random
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from tree import Server
+from tree import Server, split_flags
 
 
 @dataclass
@@ -195,11 +196,11 @@ def main() -> None:
     parser.add_argument("--input-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=128)
     parser.add_argument("--vocab", type=int, default=40000, help="prompt ids are 100..vocab-1")
-    parser.add_argument("flags", nargs="*", help="flags for zlm serve, after --")
-    options = parser.parse_args()
+    words, flags = split_flags(sys.argv[1:])
+    options = parser.parse_args(words)
     server = None
     if "://" not in options.target:
-        server = Server(options.target, ["--served-model-name", "bench", *options.flags])
+        server = Server(options.target, ["--served-model-name", "bench", *flags])
     where = urlsplit(server.url if server else options.target)
     load = Load(
         where.hostname or "127.0.0.1",

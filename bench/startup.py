@@ -10,11 +10,12 @@ exit. Prints a table and, as the last line, one JSON document.
 
 import argparse
 import json
+import sys
 import time
 from http.client import HTTPConnection
 from typing import Any
 
-from tree import Server, command_name, cpu_seconds, memory_bytes, tree
+from tree import Server, command_name, cpu_seconds, memory_bytes, split_flags, tree
 
 MIB = 1024 * 1024
 
@@ -63,11 +64,9 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--idle-seconds", type=float, default=10.0)
     parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("flags", nargs="*", help="flags for zlm serve, after --")
-    options = parser.parse_args()
-    runs = [
-        measure(options.model, options.flags, options.idle_seconds) for _ in range(options.runs)
-    ]
+    words, flags = split_flags(sys.argv[1:])
+    options = parser.parse_args(words)
+    runs = [measure(options.model, flags, options.idle_seconds) for _ in range(options.runs)]
     for run in runs:
         print(
             f"ready {run['ready_s']} s, first answer {run['first_answer_s']} s, "

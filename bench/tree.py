@@ -23,6 +23,12 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def split_flags(words: list[str]) -> tuple[list[str], list[str]]:
+    """Split a bench's arguments at ``--``: its own, and the flags for zlm serve."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
 def tree(root: int) -> list[int]:
     """Return the ids of process *root* and all that descend from it."""
     parents = {}
