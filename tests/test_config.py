@@ -47,7 +47,7 @@ def test_what_follows_without_flags() -> None:
     resolved = join()
     assert resolved.served_names == ("org/m",)
     assert (resolved.max_model_len, resolved.max_num_seqs) == (4096, 64)
-    assert resolved.max_num_batched_tokens == 512
+    assert resolved.max_num_batched_tokens == 256
     assert resolved.kv_groups == (
         KVGroup(layers=(2,), window_tokens=0, num_kv_heads=1, head_dim=8),
         KVGroup(layers=(0, 1, 3), window_tokens=512, num_kv_heads=1, head_dim=8),

@@ -316,7 +316,7 @@ def resolve(
     max_num_seqs = config.scheduler.max_num_seqs or (256 if device == "cuda" else 64)
     budget = config.scheduler.max_num_batched_tokens
     if budget is None:
-        budget = 8192 if device == "cuda" else 512
+        budget = 8192 if device == "cuda" else 256
         if not config.scheduler.enable_chunked_prefill:
             budget = max(budget, max_model_len)
     if budget < max_num_seqs and config.scheduler.max_num_batched_tokens is not None:

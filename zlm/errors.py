@@ -57,8 +57,11 @@ class ZlmError(Exception):
         return {"error": error}
 
 
-class BadRequest(ZlmError):
-    """The request is malformed or a value is out of range; ``param`` names the field."""
+class BadRequest(ZlmError, ValueError):
+    """The request is malformed or a value is out of range; ``param`` names the field.
+
+    Offline callers may catch it as the ValueError it is.
+    """
 
     status = 400
     type = "invalid_request_error"

@@ -189,7 +189,7 @@ SCHEDULER = (
         metavar="N",
         parse=values.quantity,
         help="most tokens of one step",
-        default="512 on the CPU",
+        default="256 on the CPU",
     ),
     Argument(
         flag="--enable-chunked-prefill",
