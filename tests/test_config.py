@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from specs import small_spec
 
 from zlm.config import (
     CacheOptions,
@@ -19,17 +20,11 @@ from zlm.config import (
 )
 from zlm.errors import ConfigError
 
-SPEC = ModelSpec(
+SPEC = small_spec(
     architecture="gemma3",
-    vocab_size=256,
-    hidden_size=8,
-    intermediate_size=16,
     num_layers=4,
     num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
     max_position=4096,
-    rms_norm_eps=1e-6,
     layer_windows=(512, 512, 0, 512),
 )
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from fake_worker import FakeWorker, chain, generate_alone, logprob
+from specs import small_spec
 
 from zlm.config import (
     CacheOptions,
     Config,
     KVGroup,
     ModelOptions,
-    ModelSpec,
     Resolved,
     SchedulerOptions,
 )
@@ -80,17 +80,10 @@ def make_resolved(
             run_ahead_steps=run_ahead,
         ),
     )
-    spec = ModelSpec(
-        architecture="llama",
+    spec = small_spec(
         vocab_size=vocab_size,
-        hidden_size=1,
-        intermediate_size=1,
         num_layers=len(windows),
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=1,
         max_position=max_model_len,
-        rms_norm_eps=1e-6,
         eos_token_ids=eos_ids,
     )
     return Resolved(

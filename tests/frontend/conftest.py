@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from specs import small_spec
 
-from zlm.config import Config, ModelOptions, ModelSpec, Resolved, ServerLimits, ServerOptions
+from zlm.config import Config, ModelOptions, Resolved, ServerLimits, ServerOptions
 from zlm.frontend.metrics import FrontendMetrics
 from zlm.frontend.open_requests import OpenRequests
 from zlm.frontend.protocol import HttpProtocol
@@ -369,18 +370,7 @@ def answer(command: Any) -> list[Any]:
 def resolved(**server: Any) -> Resolved:
     """A configuration of a tiny model; keywords are ServerOptions'."""
     names = server.pop("names", (MODEL,))
-    spec = ModelSpec(
-        architecture="llama",
-        vocab_size=100,
-        hidden_size=8,
-        intermediate_size=8,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
-        max_position=256,
-        rms_norm_eps=1e-5,
-    )
+    spec = small_spec(vocab_size=100, max_position=256)
     return Resolved(
         config=Config(model=ModelOptions(model="/models/tiny"), server=ServerOptions(**server)),
         spec=spec,

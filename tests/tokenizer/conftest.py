@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from specs import small_spec
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -20,7 +21,7 @@ from tokenizers import (
     trainers,
 )
 
-from zlm.config import Config, GenerationDefaults, ModelOptions, ModelSpec, Resolved, ServerOptions
+from zlm.config import Config, GenerationDefaults, ModelOptions, Resolved, ServerOptions
 from zlm.messages import (
     FINISH_LENGTH,
     RUNNING,
@@ -255,17 +256,9 @@ def make_engine(save_folder: Callable[..., Path]) -> Iterator[Callable[..., Fake
         **config: Any,
     ) -> FakeEngine:
         path = str(folder or save_folder(kind, **config))
-        spec = ModelSpec(
-            architecture="llama",
+        spec = small_spec(
             vocab_size=vocab_size,
-            hidden_size=8,
-            intermediate_size=8,
-            num_layers=1,
-            num_heads=1,
-            num_kv_heads=1,
-            head_dim=8,
             max_position=max_model_len,
-            rms_norm_eps=1e-5,
             eos_token_ids=eos,
             generation=generation or GenerationDefaults(),
         )

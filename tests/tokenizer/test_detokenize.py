@@ -1,7 +1,6 @@
 """Incremental detokenization equals the decode of all ids at once (CASES 1, 2, 3)."""
 
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,22 +104,3 @@ def test_real_vocabularies(
         for skip in (True, False):
             texts = streamed(table, ids, skip_special_tokens=skip)
             assert "".join(texts) == vocabulary.decode(ids, skip_special_tokens=skip)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_time_grows_with_the_tokens_only(vocabularies: dict[str, Vocabulary], kind: str) -> None:
-    vocabulary = vocabularies[kind]
-    table = TokenTable(vocabulary)
-    ids = vocabulary.encode("the naïve fox 😀 in Paris. ") * 2000
-
-    def seconds(count: int) -> float:
-        sequence = detokenizer(table)
-        start = time.process_time()
-        for token_id in ids[:count]:
-            sequence.push(token_id)
-        return time.process_time() - start
-
-    seconds(2000)
-    short = min(seconds(2000) for _ in range(5))
-    # Ten times the tokens in a square law would be a hundred times the time.
-    assert min(seconds(20000) for _ in range(3)) < 30 * short
