@@ -118,7 +118,8 @@ def test_interleaved_heads_rotate_as_halves_do(partial: float) -> None:
         return torch.cat((turned, rest), -1)
 
     def pair_form(x: torch.Tensor) -> torch.Tensor:
-        heads = interleave(x.t().contiguous(), HEAD_DIM, rope).t().reshape(6, 3, HEAD_DIM)
+        heads = interleave(x.t().contiguous(), HEAD_DIM, rope).t().contiguous()
+        heads = heads.view(6, 3, HEAD_DIM)
         rotate(heads, table)
         return heads
 
