@@ -74,3 +74,9 @@ def test_a_variate_does_not_depend_on_the_batch() -> None:
     some = torch.tensor([[17, 4, 40_000]], dtype=torch.int32)
     few = rng.exponentials(keys([2], [5]), some)[0]
     torch.testing.assert_close(few, alone[0, some[0].long()], rtol=1e-6, atol=0)
+
+
+def test_the_largest_variate_is_finite() -> None:
+    """This seed, position and id hash to a uniform that float32 rounds to 1."""
+    largest = rng.exponentials(keys([49257534], [20]), torch.tensor([[299]], dtype=torch.int32))
+    assert 16 < float(largest) < 17

@@ -22,6 +22,7 @@ MIX_A = -4658895280553007687  # 0xBF58476D1CE4E5B9
 MIX_B = -7723592293110705685  # 0x94D049BB133111EB
 LOW_A = 0x7FEB352D
 LOW_B = 0x846CA68B - 2**32
+LARGEST_UNIFORM = 1.0 - 2.0**-24  # float32's last value below 1
 
 
 def _mix64(z: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ def exponentials(keys: Tensor, ids: Tensor) -> Tensor:
     """Return standard exponential variates, float32 [n, m], of token *ids* under row *keys*.
 
     ``keys`` is int32 [n, 2]; ``ids`` is int32 [n, m] or [1, m]. Every value is above 0 (31 random
-    bits, fine near 0, where winners are decided) and may be infinite, which never wins a race.
+    bits, fine near 0, where winners are decided) and finite: a lone candidate must win its race.
     """
     noise = _mix32_(ids ^ keys[:, :1])
     noise += keys[:, 1:]
@@ -62,4 +63,5 @@ def exponentials(keys: Tensor, ids: Tensor) -> Tensor:
     uniform = noise.to(torch.float32)
     uniform += 0.5
     uniform *= -(2.0**-31)
+    uniform.clamp_(min=-LARGEST_UNIFORM)
     return uniform.log1p_().neg_()
