@@ -14,16 +14,20 @@ import statistics
 import time
 from collections.abc import Callable
 
-import torch
-from torch.profiler import ProfilerActivity, profile
+from zlm.ops import cpu_process
 
-from zlm.config import ModelSpec, kv_groups
-from zlm.models import registry
-from zlm.models.config import load_spec
-from zlm.models.registry import Model
-from zlm.ops import kv_cache
-from zlm.ops.batch import GroupBatch, StepBatch
-from zlm.weights.load import open_weights
+cpu_process.prepare()  # before torch is imported, as a worker does
+
+import torch  # noqa: E402
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
+
+from zlm.config import ModelSpec, kv_groups  # noqa: E402
+from zlm.models import registry  # noqa: E402
+from zlm.models.config import load_spec  # noqa: E402
+from zlm.models.registry import Model  # noqa: E402
+from zlm.ops import kv_cache  # noqa: E402
+from zlm.ops.batch import GroupBatch, StepBatch  # noqa: E402
+from zlm.weights.load import open_weights  # noqa: E402
 
 BLOCK_SIZE = 16
 MEASURE_SECONDS = 2.0
@@ -136,6 +140,7 @@ def main() -> None:
         spec, weights, dtype=dtype, device="cpu", max_model_len=min(spec.max_position, 8192)
     )
     load_seconds = time.perf_counter() - began
+    cpu_process.keep_freed_memory()
     num_blocks = 1 + max(rows * -(-context // BLOCK_SIZE) for rows, _, context in SHAPES)
     caches = [
         kv_cache.allocate(

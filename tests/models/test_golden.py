@@ -41,11 +41,11 @@ CHECKPOINTS = {
 class Golden:
     """A tiny checkpoint in both implementations."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_model_len: int = 512) -> None:
         self.spec = load_spec(folder)
         weights = open_weights(folder, self.spec)
         self.model = registry.build(
-            self.spec, weights, dtype=torch.float32, device="cpu", max_model_len=512
+            self.spec, weights, dtype=torch.float32, device="cpu", max_model_len=max_model_len
         )
         auto = transformers.AutoModelForCausalLM
         if (folder / "config.json").read_text().find("vision_config") >= 0:
@@ -119,3 +119,22 @@ def test_prompts_of_one_length_together(golden: Golden) -> None:
     prompts = [golden.prompt(20, seed=i) for i in range(3)] + [golden.prompt(9, seed=9)]
     for ids, logits in zip(prompts, golden.sequences().step(list(enumerate(prompts))), strict=True):
         assert_close(logits, golden.expected(ids))
+
+
+@pytest.mark.parametrize(("max_model_len", "length"), [(64, 40), (512, 90)])
+def test_longrope(tmp_path: Path, max_model_len: int, length: int) -> None:
+    """transformers picks the list by the sequence, zlm by its limit: here both mean the same."""
+    golden = Golden(tiny_checkpoint(tmp_path, "llama", rope="longrope"), max_model_len)
+    ids = golden.prompt(length)
+    (logits,) = golden.sequences().step([(0, ids)])
+    assert_close(logits, golden.expected(ids))
+
+
+def test_longrope_does_not_change_its_list_on_the_way(tmp_path: Path) -> None:
+    """A sequence that grows over the original window token by token ends as if computed at once."""
+    golden = Golden(tiny_checkpoint(tmp_path, "llama", rope="longrope"))
+    ids = golden.prompt(80)
+    sequences = golden.sequences()
+    sequences.step([(0, ids[:50])])
+    logits = torch.cat([sequences.step([(0, [token])])[0] for token in ids[50:]])
+    assert_close(logits[15:], golden.expected(ids)[65:])

@@ -53,15 +53,19 @@ class Case:
             context_lens=[c for _, c in rows],
             groups=[GroupBatch(slots, table, window)],
         )
-        self.heads = torch.randn(len(positions), heads + 2 * kv_heads, HEAD_DIM).to(dtype)
-        self.q = self.heads[:, :heads]
-        self.kv = self.heads[:, heads:].unflatten(1, (2, kv_heads))
-        kv_cache.write(self.cache, self.kv, slots)
+        self.qkv = torch.randn(len(positions), (heads + 2 * kv_heads) * HEAD_DIM).to(dtype)
+        self.q = self.qkv.view(len(positions), -1, HEAD_DIM)[:, :heads]
+        kv_cache.write(self.cache, self.qkv[:, heads * HEAD_DIM :], slots)
 
     def run(self, scale: float = 0.3, softcap: float = 0.0) -> Tensor:
-        plan = attention.plan(self.batch, 0, self.cache, self.q.dtype)
-        out = attention.attention(self.q, self.kv, self.cache, plan, scale=scale, softcap=softcap)
+        out = attention.attention(self.qkv, self.cache, self.plan(), scale=scale, softcap=softcap)
         return out.view(self.q.shape)
+
+    def plan(self, num_rows: int | None = None) -> cpu_attention.CpuPlan:
+        rows = num_rows or self.batch.num_tokens
+        plan = attention.plan(self.batch, 0, self.cache, self.q.shape[1], rows, self.q.dtype)
+        assert isinstance(plan, cpu_attention.CpuPlan)
+        return plan
 
     def expected(self, scale: float = 0.3, softcap: float = 0.0) -> Tensor:
         return reference.attention(self.q, self.cache, self.batch, 0, scale=scale, softcap=softcap)
@@ -110,8 +114,7 @@ def test_rows_longer_than_a_tile(monkeypatch: pytest.MonkeyPatch, window: int) -
 def test_packets_of_bounded_size(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr(cpu_attention, "PACKET_BYTES", limit)
     case = Case([(1, context) for context in (60, 3, 17, 17, 40, 1)] + [(2, 30), (2, 33)])
-    plan = attention.plan(case.batch, 0, case.cache, torch.float32)
-    assert isinstance(plan, cpu_attention.CpuPlan)
+    plan = case.plan()
     sizes = [packet.blocks.shape[0] for packet in plan.packets]
     block_bytes = case.cache[0].numel() * case.cache.element_size()
     rows = [packet.rows for packet in plan.packets]
@@ -119,10 +122,10 @@ def test_packets_of_bounded_size(monkeypatch: pytest.MonkeyPatch, limit: int) ->
     torch.testing.assert_close(case.run(), case.expected(), rtol=1e-5, atol=1e-5)
 
 
-def test_rows_of_like_context_share_a_packet() -> None:
+def test_rows_of_like_context_share_a_packet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_attention, "BLOCKS_QUANTUM", 4)
     case = Case([(1, context) for context in (17, 20, 18, 401, 405, 19, 410)])
-    plan = attention.plan(case.batch, 0, case.cache, torch.float32)
-    assert isinstance(plan, cpu_attention.CpuPlan)
+    plan = case.plan()
     copied = {packet.rows: packet.blocks.shape[0] * BLOCK_SIZE for packet in plan.packets}
     assert copied == {4: 4 * 32, 3: 3 * 416}
 
@@ -140,29 +143,23 @@ def test_float32_over_a_bfloat16_cache() -> None:
     torch.testing.assert_close(case.run(), case.expected(), rtol=1e-5, atol=1e-5)
 
 
-def test_padding_rows_are_zero() -> None:
-    case = Case([(1, 9)])
-    plan = attention.plan(case.batch, 0, case.cache, torch.float32)
-    q, kv = (x.expand(4, *x.shape[1:]) for x in (case.q, case.kv))
-    out = attention.attention(q, kv, case.cache, plan, scale=0.3)
-    torch.testing.assert_close(out[:1].view(case.q.shape), case.expected(0.3))
-    assert (out[1:] == 0).all()
+@pytest.mark.parametrize("rows", [[(1, 9)], [(1, 20), (1, 3)], [(3, 3)], [(1, 4), (2, 2)]])
+def test_padding_rows_are_finite_and_change_nothing(rows: list[tuple[int, int]]) -> None:
+    case = Case(rows)
+    count = case.batch.num_tokens
+    padded = torch.cat((case.qkv, torch.randn(5, case.qkv.shape[1])))
+    out = attention.attention(padded, case.cache, case.plan(count + 5), scale=0.3)
+    assert out.shape[0] == count + 5
+    assert out.isfinite().all()
+    expected = case.expected(0.3)
+    torch.testing.assert_close(out[:count].view(case.q.shape), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_what_a_block_held_before_does_not_matter() -> None:
-    """Not even a NaN of the block's former owner: the cache stores it as zero."""
     case = Case([(1, 5), (1, 30), (3, 7)])
     before = case.run()
-    ends = [(row, context) for row, context in enumerate(case.batch.context_lens)]
     table = case.batch.groups[0].block_table
-    stale = torch.tensor(
-        [
-            int(table[row, position // BLOCK_SIZE]) * BLOCK_SIZE + position % BLOCK_SIZE
-            for row, end in ends
-            for position in range(end, -(-end // BLOCK_SIZE) * BLOCK_SIZE)
-        ]
-    )
-    poison = torch.full((len(stale), 2, 2, HEAD_DIM), float("nan"))
-    poison[0] = float("inf")
-    kv_cache.write(case.cache, poison, stale)
+    for row, end in enumerate(case.batch.context_lens):
+        for position in range(end, -(-end // BLOCK_SIZE) * BLOCK_SIZE):
+            case.cache[table[row, position // BLOCK_SIZE], position % BLOCK_SIZE] = 1e6
     assert torch.equal(case.run(), before)

@@ -18,10 +18,10 @@ def test_prepare_imports_no_torch() -> None:
 
 
 def test_prepare_keeps_what_the_user_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     monkeypatch.setenv("MKL_CBWR", "AVX2")
     cpu_process.prepare()
-    assert cpu_process.os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert cpu_process.os.environ["GOMP_SPINCOUNT"] == "7"
     assert cpu_process.os.environ["MKL_CBWR"] == "AVX2"
 
 
@@ -37,6 +37,5 @@ def test_keep_freed_memory() -> None:
         "    first = c.malloc(64 << 20)\n"
         "    c.free(first)\n"
         "    assert c.malloc(64 << 20) == first\n"
-        "    held = int(open('/proc/self/statm').read().split()[1])\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from zlm.ops import kv_cache
+from zlm.ops.batch import GroupBatch, StepBatch
 
 
 def cache_of(num_blocks: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -22,23 +23,13 @@ def test_block_bytes(dtype: torch.dtype) -> None:
 
 def test_write_takes_a_strided_view_and_touches_nothing_else() -> None:
     cache = cache_of(6)
-    heads = torch.randn(3, 7, 8)
-    kv = heads[:, 3:].unflatten(1, (2, 2))
+    kv = torch.randn(4, 56)[:, 24:]  # its last row is padding
     slots = torch.tensor([21, 4, 10])
     kv_cache.write(cache, kv, slots)
-    flat = cache.flatten(0, 1)
-    assert torch.equal(flat[slots], kv)
+    flat = cache.flatten(0, 1).flatten(1)
+    assert torch.equal(flat[slots], kv[:3])
     flat[slots] = 0
     assert not cache.any()
-
-
-def test_write_stores_what_is_not_finite_as_zero() -> None:
-    cache = cache_of(2)
-    kv = torch.ones(1, 2, 2, 8)
-    kv[0, 0, 0, :3] = torch.tensor([float("nan"), float("inf"), -float("inf")])
-    kv_cache.write(cache, kv, torch.tensor([5]))
-    assert cache.isfinite().all()
-    assert cache.sum() == 2 * 2 * 8 - 3
 
 
 def test_write_converts_to_the_type_of_the_cache() -> None:
@@ -48,11 +39,30 @@ def test_write_converts_to_the_type_of_the_cache() -> None:
     assert torch.equal(cache[1, 3], kv[0].bfloat16())
 
 
-def test_gather() -> None:
-    cache = cache_of(5).normal_()
-    blocks = torch.tensor([3, 0, 3], dtype=torch.int32)
-    out = torch.empty(3, *cache.shape[1:])
-    assert torch.equal(kv_cache.gather(cache, blocks, out), cache[[3, 0, 3]])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_scrub_zeroes_what_broken_tokens_stored(bad: float) -> None:
+    slots = [torch.tensor([4, 9, 5]), torch.tensor([8, 4, 6])]
+    groups = [GroupBatch(s, torch.zeros(3, 1, dtype=torch.int32), 0) for s in slots]
+    batch = StepBatch(
+        token_ids=torch.zeros(3, dtype=torch.int64),
+        positions=torch.zeros(3, dtype=torch.int64),
+        query_starts=torch.arange(4, dtype=torch.int32),
+        seq_lens=torch.ones(3, dtype=torch.int32),
+        num_decodes=3,
+        query_lens=[1, 1, 1],
+        context_lens=[1, 1, 1],
+        groups=groups,
+    )
+    caches = [torch.ones(3, 4, 2, 2, 8) for _ in range(3)]
+    hidden = torch.ones(3, 6)
+    kv_cache.scrub(caches, [1, 0, 1], batch, hidden)
+    assert all(bool((cache == 1).all()) for cache in caches)
+    hidden[1, 5] = bad
+    kv_cache.scrub(caches, [1, 0, 1], batch, hidden)
+    for cache, slot in zip(caches, (4, 9, 4), strict=True):
+        flat = cache.flatten(0, 1)
+        assert not flat[slot].any()
+        assert flat.sum() == 11 * 2 * 2 * 8
 
 
 def test_copy_blocks_in_all_layers() -> None:

@@ -35,12 +35,20 @@ class Attention:
         self.out = linear.pack(parameters["o_proj.weight"], parameters.optional("o_proj.bias"))
         self.qk_norm = _qk_norm(parameters, spec, rope) if spec.qk_norm else None
 
+    def rotation(self, table: Tensor, positions: Tensor, num_rows: int) -> Tensor:
+        """Return what this layer's QKV rows are multiplied with; layers with one table share it.
+
+        table: see ``layers.rotary``; positions int64 [T]; num_rows: T' with padding.
+        """
+        num_rotated = self.num_heads + self.num_kv_heads
+        return rotary.factors(table, positions, num_rows, num_rotated, self.num_kv_heads)
+
     def __call__(
         self, x: Tensor, rotation: Tensor, cache: Tensor, slots: Tensor, work: AttentionPlan
     ) -> Tensor:
         """Return [T', H] for x [T', H]; keys and values of the first T tokens go to *cache*.
 
-        rotation: complex64 [T, rotated / 2], slots: int64 [T]; T' may exceed T by padding rows.
+        rotation: of ``rotation``; slots: int64 [T]; T' may exceed T by padding rows.
         """
         return self.out(self._heads(x, rotation, cache, slots, work))
 
@@ -60,15 +68,13 @@ class Attention:
         self, x: Tensor, rotation: Tensor, cache: Tensor, slots: Tensor, work: AttentionPlan
     ) -> Tensor:
         """Return what the heads give, [T', Hq * D]."""
-        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
-        rotated = self.num_heads + self.num_kv_heads
+        qkv = self.qkv(x)
         if self.qk_norm is not None:
-            self.qk_norm.apply_(heads[:, :rotated])
-        rotary.rotate(heads[:, :rotated], rotation)
-        kv = heads[:, self.num_heads :].unflatten(1, (2, self.num_kv_heads))
-        kv_cache.write(cache, kv[: slots.shape[0]], slots)
-        q = heads[:, : self.num_heads]
-        return attention.attention(q, kv, cache, work, scale=self.scale, softcap=self.softcap)
+            heads = qkv.view(qkv.shape[0], -1, self.head_dim)
+            self.qk_norm.apply_(heads[:, : self.num_heads + self.num_kv_heads])
+        qkv = rotary.rotate(qkv, rotation)
+        kv_cache.write(cache, qkv[:, self.num_heads * self.head_dim :], slots)
+        return attention.attention(qkv, cache, work, scale=self.scale, softcap=self.softcap)
 
 
 def _merge(parameters: Parameters, kind: str, head_dim: int, rope: RopeSpec) -> Tensor:

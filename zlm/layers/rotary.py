@@ -21,12 +21,17 @@ log = logging.getLogger(__name__)
 def rotary_table(
     rope: RopeSpec, head_dim: int, max_model_len: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Return complex64 [max_model_len, rotated / 2] for positions 0 .. max_model_len - 1."""
+    """Return complex64 [max_model_len, head_dim / 2] for positions 0 .. max_model_len - 1.
+
+    Dimensions of a head that do not turn have the entry 1.
+    """
     rotated = int(head_dim * rope.partial_factor)
     frequencies, factor = _SCALINGS[rope.scaling](rope, rotated, max_model_len)
     positions = torch.arange(max_model_len, dtype=torch.float32)
     angles = torch.outer(positions, frequencies)
-    return torch.polar(torch.full_like(angles, factor), angles).to(device)
+    table = torch.ones((max_model_len, head_dim // 2), dtype=torch.complex64)
+    table[:, : rotated // 2] = torch.polar(torch.full_like(angles, factor), angles)
+    return table.to(device)
 
 
 def interleave(tensor: Tensor, head_dim: int, rope: RopeSpec) -> Tensor:

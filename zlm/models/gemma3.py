@@ -25,7 +25,7 @@ class Gemma3:
         windows = spec.layer_windows or (0,) * spec.num_layers
         self.sliding = [window > 0 for window in windows]
         ropes = {False: spec.rope, True: spec.rope_sliding or spec.rope}
-        self.rotations = {
+        self.rotary_tables = {
             sliding: rotary_table(ropes[sliding], spec.head_dim, max_model_len, parameters.device)
             for sliding in set(self.sliding)
         }
@@ -44,14 +44,14 @@ class Gemma3:
         groups = self.planner.layers(batch, caches)
         hidden = self.embedding(self.planner.token_ids(batch))
         rotations = {
-            sliding: table.index_select(0, batch.positions)
-            for sliding, table in self.rotations.items()
+            sliding: self.layers[0].attention.rotation(table, batch.positions, hidden.shape[0])
+            for sliding, table in self.rotary_tables.items()
         }
         for layer, cache, group, sliding in zip(
             self.layers, caches, groups, self.sliding, strict=True
         ):
             hidden = layer(hidden, rotations[sliding], cache, group)
-        return self.norm(hidden)[: batch.num_tokens]
+        return self.planner.finish(batch, caches, self.norm(hidden))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [S, V] float32; see ``zlm.models.registry.Model``."""

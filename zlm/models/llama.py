@@ -22,7 +22,7 @@ class Llama:
 
     def __init__(self, spec: ModelSpec, parameters: Parameters, max_model_len: int) -> None:
         self.planner = StepPlanner(spec, parameters.dtype, parameters.device)
-        self.rotation = rotary_table(spec.rope, spec.head_dim, max_model_len, parameters.device)
+        self.rotary_table = rotary_table(spec.rope, spec.head_dim, max_model_len, parameters.device)
         model = parameters.under("model")
         self.embedding = Embedding(model["embed_tokens.weight"], spec.embedding_scale)
         self.layers = [
@@ -36,10 +36,12 @@ class Llama:
         """Return hidden states [T, H]; see ``zlm.models.registry.Model``."""
         groups = self.planner.layers(batch, caches)
         hidden = self.embedding(self.planner.token_ids(batch))
-        rotation = self.rotation.index_select(0, batch.positions)
+        rotation = self.layers[0].attention.rotation(
+            self.rotary_table, batch.positions, hidden.shape[0]
+        )
         for layer, cache, group in zip(self.layers, caches, groups, strict=True):
             hidden = layer(hidden, rotation, cache, group)
-        return self.norm(hidden)[: batch.num_tokens]
+        return self.planner.finish(batch, caches, self.norm(hidden))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [S, V] float32; see ``zlm.models.registry.Model``."""

@@ -19,29 +19,36 @@ from zlm.ops.batch import StepBatch
 class AttentionPlan(Protocol):
     """The attention work of one step for the layers of one KV group."""
 
-    def run(
-        self, q: Tensor, kv: Tensor, cache: Tensor, *, scale: float, softcap: float
-    ) -> Tensor: ...
+    def run(self, qkv: Tensor, cache: Tensor, *, scale: float, softcap: float) -> Tensor: ...
 
 
-def plan(batch: StepBatch, group_index: int, cache: Tensor, dtype: torch.dtype) -> AttentionPlan:
-    """Plan the attention of *batch* for the layers of a group, with queries of *dtype*.
+def plan(
+    batch: StepBatch,
+    group_index: int,
+    cache: Tensor,
+    num_heads: int,
+    num_rows: int,
+    dtype: torch.dtype,
+) -> AttentionPlan:
+    """Plan the attention of *batch* for the layers of a group.
 
-    *cache* is the cache of any of these layers: they are alike.
+    *cache* is the cache of any of these layers: they are alike. Queries have *num_heads* heads, are
+    of *dtype*, and come in *num_rows* rows: the T tokens of the step, then padding.
     """
     if batch.token_ids.device.type == "cpu":
-        return cpu_attention.plan(batch, batch.groups[group_index], cache, dtype)
+        group = batch.groups[group_index]
+        return cpu_attention.plan(batch, group, cache, num_heads, num_rows, dtype)
     raise Internal(f"no attention for device {batch.token_ids.device.type}")
 
 
 def attention(
-    q: Tensor, kv: Tensor, cache: Tensor, work: AttentionPlan, *, scale: float, softcap: float = 0.0
+    qkv: Tensor, cache: Tensor, work: AttentionPlan, *, scale: float, softcap: float = 0.0
 ) -> Tensor:
     """Return causal, windowed attention [T', Hq * D] of one layer over its paged cache.
 
-    q [T', Hq, D] rotated queries; kv [T', 2, Hkv, D] this step's keys and values, which have been
-    written to *cache* before. Query head h reads KV head h // (Hq / Hkv). T' may exceed the step's
-    T tokens: rows from T on are padding, and zero in the result. Scores are scaled by *scale*, and
-    with *softcap* c > 0 become c tanh(score / c).
+    qkv [T', (Hq + 2 Hkv) * D], contiguous: q, k and v heads of this step's tokens, q and k rotated;
+    k and v have been written to *cache* before. Query head h reads KV head h // (Hq / Hkv). What
+    padding rows get is finite and means nothing. Scores are scaled by *scale*, and with *softcap*
+    c > 0 become c tanh(score / c).
     """
-    return work.run(q, kv, cache, scale=scale, softcap=softcap)
+    return work.run(qkv, cache, scale=scale, softcap=softcap)

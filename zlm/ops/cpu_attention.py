@@ -5,17 +5,19 @@ and the blocks from the first that any of them sees to the last, rounded up to a
 ``BLOCKS_QUANTUM``. Pieces of one shape, r of them with L queries and B blocks, form a *packet*:
 
     blocks of the packet  ──one copy of whole blocks──►  [r, B * block_size, 2, Hkv, D]
-    queries               ──index or slice───────────►  [r, L, Hq, D]
+    queries               ──brought together, viewed─►  [r, Hq, L, D]
     mask                  ──made once a step─────────►  [r, 1, L, B * block_size]
 
-and one flash attention call gives all its rows. Surplus keys are masked; they are finite (the cache
-never holds a NaN), so that they weigh exactly nothing. The shape of a piece follows from its own
-row, never from its neighbours', and each row of a call is computed by itself: so a row's result has
-the same bits in any company.
+and one flash attention call gives all its rows. Queries are brought into the order of the packets,
+and results back into that of the tokens, once a layer. Surplus keys are masked; they are finite
+(the cache never keeps a NaN), so that they weigh exactly nothing. The shape of a piece follows from
+its own row, never from its neighbours', and each row of a call is computed by itself: so a row's
+result has the same bits in any company (given ``zlm.ops.cpu_process``).
 
-A packet's keys and values are kept to about ``PACKET_BYTES``: what the copy wrote is still in the
-second-level cache when attention reads it, and no more than that is ever allocated. The plan,
-with masks and indices, is shared by all layers of a group.
+A packet's keys and values are kept to about ``PACKET_BYTES``: what the copy wrote is still in a
+cache of the processor when attention reads it, and no more than that is ever allocated. The plan,
+with masks, indices and views of the copy, is shared by all layers of a group: at small batches a
+step is bound by the number of torch calls.
 
 Prompts computed in one go need no copy at all: they attend to the keys and values just computed.
 """
@@ -28,12 +30,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zlm.ops import kv_cache
 from zlm.ops.batch import GroupBatch, StepBatch
 
 TILE_TOKENS = 256  # queries of a piece
-BLOCKS_QUANTUM = 4  # blocks of a piece are a multiple of this: few shapes, at most 3 copied in vain
+BLOCKS_QUANTUM = 2  # blocks of a piece are a multiple of this: few shapes, little copied in vain
 PACKET_BYTES = 2 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Heads of a merged QKV row: q, then k, then v."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def row(self) -> int:
+        """Elements of a row."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def q_row(self) -> int:
+        """Elements of a row's queries, and of a row of the result."""
+        return self.num_heads * self.head_dim
+
+    def view(self, qkv: Tensor, first: int, rows: int, length: int, head: int, n: int) -> Tensor:
+        """Return heads ``head .. head + n`` of ``rows * length`` tokens, [rows, n, length, D]."""
+        strides = (length * self.row, self.head_dim, self.row, 1)
+        offset = first * self.row + head * self.head_dim + qkv.storage_offset()
+        return qkv.as_strided((rows, n, length, self.head_dim), strides, offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,71 +78,83 @@ class Piece:
 class Packet:
     """Pieces of one shape, computed by one call."""
 
-    tokens: slice | Tensor  # the queries among the step's tokens, r * L of them
-    rows: int
-    blocks: Tensor  # int64 [r * B]
+    first: int  # index of the first query in the order of the packets
+    rows: int  # r
+    length: int  # L
+    blocks: Tensor  # integers [r * B]
     mask: Tensor  # [r, 1, L, B * block_size], 0 or -inf, in the type of the queries
+    copied: Tensor  # [r * B, block_size, 2, Hkv, D]: scratch, where the blocks are copied
+    keys: Tensor  # [r, Hkv, B * block_size, D] ┐ views of the scratch
+    values: Tensor  # the same                  ┘
 
     def run(
-        self, q: Tensor, cache: Tensor, scratch: Tensor, out: Tensor, scale: float, softcap: float
-    ) -> None:
-        """Write the packet's rows of *out* [T', Hq * D]; *scratch* takes the copied blocks."""
-        num_kv_heads, head_dim = cache.shape[3:]
-        copied = kv_cache.gather(cache, self.blocks, scratch[: self.blocks.shape[0]])
-        if copied.dtype != q.dtype:
-            copied = copied.to(q.dtype)
-        kv = copied.view(self.rows, -1, 2, num_kv_heads, head_dim)
-        tokens = self.tokens
-        chosen = q[tokens] if isinstance(tokens, slice) else q.index_select(0, tokens)
-        queries = chosen.unflatten(0, (self.rows, -1)).transpose(1, 2)
-        keys, values = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
-        heads = _attend(queries, keys, values, self.mask, scale, softcap)
-        result = heads.transpose(1, 2).reshape(-1, out.shape[1])
-        if isinstance(tokens, slice):
-            out[tokens] = result
-        else:
-            out.index_copy_(0, tokens, result)
+        self, ordered: Tensor, geometry: Geometry, cache: Tensor, scale: float, softcap: float
+    ) -> Tensor:
+        """Return the attention of the packet's queries, [r * L, Hq * D]."""
+        torch.index_select(cache, 0, self.blocks, out=self.copied)
+        heads = geometry.num_heads
+        queries = geometry.view(ordered, self.first, self.rows, self.length, 0, heads)
+        keys, values = self.keys, self.values
+        if keys.dtype != queries.dtype:
+            keys, values = keys.to(queries.dtype), values.to(queries.dtype)
+        result = _attend(queries, keys, values, self.mask, scale, softcap)
+        return result.transpose(1, 2).reshape(-1, geometry.q_row)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
     """Rows of equal length that begin their sequences: their keys are those of this step."""
 
-    tokens: slice
+    first: int  # index of the first query among the step's tokens
     rows: int
+    length: int
 
-    def run(self, q: Tensor, kv: Tensor, out: Tensor, scale: float, softcap: float) -> None:
-        """Write the rows of *out* [T', Hq * D]; q [T', Hq, D], kv [T', 2, Hkv, D]."""
-        queries = q[self.tokens].unflatten(0, (self.rows, -1)).transpose(1, 2)
-        new = kv[self.tokens].unflatten(0, (self.rows, -1))
-        keys, values = new[:, :, 0].transpose(1, 2), new[:, :, 1].transpose(1, 2)
-        heads = _attend(queries, keys, values, None, scale, softcap)
-        out[self.tokens] = heads.transpose(1, 2).reshape(-1, out.shape[1])
+    @property
+    def end(self) -> int:
+        return self.first + self.rows * self.length
+
+    def run(self, qkv: Tensor, geometry: Geometry, scale: float, softcap: float) -> Tensor:
+        """Return the attention of the rows' queries, [rows * length, Hq * D]."""
+        q, kv = geometry.num_heads, geometry.num_kv_heads
+        queries, keys, values = (
+            geometry.view(qkv, self.first, self.rows, self.length, head, count)
+            for head, count in ((0, q), (q, kv), (q + kv, kv))
+        )
+        result = _attend(queries, keys, values, None, scale, softcap)
+        return result.transpose(1, 2).reshape(-1, geometry.q_row)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuPlan:
     """A step's attention work for one KV group."""
 
+    geometry: Geometry
     prompts: list[Prompts]
     packets: list[Packet]
-    num_tokens: int
-    scratch: Tensor  # [most blocks of a packet, block_size, 2, Hkv, D], overwritten by each packet
+    order: Tensor | None  # int64: tokens in the order of the packets; None: they stand so
+    restore: Tensor | None  # int64 [T']: where each row's result is; None: in its place
 
-    def run(self, q: Tensor, kv: Tensor, cache: Tensor, *, scale: float, softcap: float) -> Tensor:
+    def run(self, qkv: Tensor, cache: Tensor, *, scale: float, softcap: float) -> Tensor:
         """Return [T', Hq * D]; see ``zlm.ops.attention.attention``."""
-        out = torch.empty((q.shape[0], q.shape[1] * q.shape[2]), dtype=q.dtype)
-        out[self.num_tokens :] = 0.0
-        for prompts in self.prompts:
-            prompts.run(q, kv, out, scale, softcap)
+        geometry = self.geometry
+        ordered = qkv if self.order is None else qkv.index_select(0, self.order)
+        results = [prompts.run(qkv, geometry, scale, softcap) for prompts in self.prompts]
         for packet in self.packets:
-            packet.run(q, cache, self.scratch, out, scale, softcap)
-        return out
+            results.append(packet.run(ordered, geometry, cache, scale, softcap))
+        result = results[0] if len(results) == 1 else torch.cat(results)
+        return result if self.restore is None else result.index_select(0, self.restore)
 
 
-def plan(batch: StepBatch, group: GroupBatch, cache: Tensor, dtype: torch.dtype) -> CpuPlan:
-    """Plan the attention of *batch* in one KV group, with queries of *dtype*."""
-    block_size = cache.shape[1]
+def plan(
+    batch: StepBatch,
+    group: GroupBatch,
+    cache: Tensor,
+    num_heads: int,
+    num_rows: int,
+    dtype: torch.dtype,
+) -> CpuPlan:
+    """Plan the attention of *batch* in one KV group; see ``zlm.ops.attention.plan``."""
+    _, block_size, _, num_kv_heads, head_dim = cache.shape
     prompts: list[Prompts] = []
     pieces: list[Piece] = []
     token = 0
@@ -127,21 +165,41 @@ def plan(batch: StepBatch, group: GroupBatch, cache: Tensor, dtype: torch.dtype)
         else:
             pieces.extend(_pieces(row, token, context - length, length, group.window, block_size))
         token += length
-    block_bytes = cache[0].numel() * cache.element_size()
-    packets = [_packet(members, group, block_size, dtype) for members in _pack(pieces, block_bytes)]
-    largest = max((packet.blocks.shape[0] for packet in packets), default=0)
+    packs = list(_pack(pieces, cache[0].numel() * cache.element_size()))
+    largest = max((len(members) * members[0].num_blocks for members in packs), default=0)
     scratch = torch.empty((largest, *cache.shape[1:]), dtype=cache.dtype)
-    return CpuPlan(prompts, packets, batch.num_tokens, scratch)
+    packets: list[Packet] = []
+    first = 0
+    for members in packs:
+        packets.append(_packet(first, members, group, scratch, dtype))
+        first += len(members) * members[0].length
+    order, restore = _orders(prompts, packs, num_rows)
+    geometry = Geometry(num_heads, num_kv_heads, head_dim)
+    return CpuPlan(geometry, prompts, packets, order, restore)
+
+
+def _orders(
+    prompts: list[Prompts], packs: list[list[Piece]], num_rows: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the plan's ``order`` and ``restore``."""
+    whole = [token for p in prompts for token in range(p.first, p.end)]
+    packed = [
+        token for members in packs for p in members for token in range(p.token, p.token + p.length)
+    ]
+    order = None if packed == list(range(len(packed))) else torch.tensor(packed)
+    if whole + packed == list(range(num_rows)):
+        return order, None
+    restore = torch.zeros(num_rows, dtype=torch.int64)  # a padding row gets the first result
+    restore[torch.tensor(whole + packed)] = torch.arange(len(whole) + len(packed))
+    return order, restore
 
 
 def _add_prompt(prompts: list[Prompts], token: int, length: int) -> None:
     """Add a whole prompt, to the batch before it if that is adjacent and of equal length."""
-    if prompts:
-        last = prompts[-1]
-        if last.tokens.stop == token and (token - last.tokens.start) == last.rows * length:
-            prompts[-1] = Prompts(slice(last.tokens.start, token + length), last.rows + 1)
-            return
-    prompts.append(Prompts(slice(token, token + length), 1))
+    if prompts and prompts[-1].end == token and prompts[-1].length == length:
+        prompts[-1] = Prompts(prompts[-1].first, prompts[-1].rows + 1, length)
+    else:
+        prompts.append(Prompts(token, 1, length))
 
 
 def _pieces(
@@ -167,25 +225,27 @@ def _pack(pieces: list[Piece], block_bytes: int) -> Iterator[list[Piece]]:
             yield members[start : start + count]
 
 
-def _packet(members: list[Piece], group: GroupBatch, block_size: int, dtype: torch.dtype) -> Packet:
-    """Build the indices and the mask of a packet."""
-    length, num_blocks = members[0].length, members[0].num_blocks
-    numbers = torch.tensor([(p.row, p.token, p.start, p.first_block) for p in members])
-    row, token, start, first_block = numbers.unsqueeze(-1).unbind(1)  # each [r, 1]
+def _packet(
+    first: int, members: list[Piece], group: GroupBatch, scratch: Tensor, dtype: torch.dtype
+) -> Packet:
+    """Build the indices, the mask and the views of a packet."""
+    rows, length, num_blocks = len(members), members[0].length, members[0].num_blocks
+    numbers = torch.tensor([(p.row, p.start, p.first_block) for p in members])
+    row, start, first_block = numbers.unsqueeze(-1).unbind(1)  # each [r, 1]
     columns = first_block + torch.arange(num_blocks)  # [r, B]
     table = group.block_table
     blocks = table[row, columns.clamp_(max=table.shape[1] - 1)].flatten()
-    queries = torch.arange(length)
+    block_size = scratch.shape[1]
     key = first_block * block_size + torch.arange(num_blocks * block_size)  # [r, S]
-    ahead = (start + queries).unsqueeze(2) - key.unsqueeze(1)  # [r, L, S]: of key by query
+    query = start + torch.arange(length)  # [r, L]
+    ahead = query.unsqueeze(2) - key.unsqueeze(1)  # [r, L, S]: of key by query
     hidden = ahead < 0
     if group.window:
         hidden |= ahead >= group.window
     mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
-    first, count = members[0].token, len(members) * length
-    if members[-1].token + length - first == count:
-        return Packet(slice(first, first + count), len(members), blocks, mask.unsqueeze(1))
-    return Packet((token + queries).flatten(), len(members), blocks, mask.unsqueeze(1))
+    copied = scratch[: rows * num_blocks]
+    keys, values = copied.view(rows, -1, *scratch.shape[2:]).transpose(1, 3).unbind(2)
+    return Packet(first, rows, length, blocks, mask.unsqueeze(1), copied, keys, values)
 
 
 def _attend(

@@ -6,12 +6,14 @@ Its layout is this file's own business (and that of the attention ops beside it)
 
 so that a token's key and value lie together (one copy writes both, straight from the columns of a
 merged QKV product) and a block is one long run of memory (gathering a context copies whole blocks).
-Keys are stored after rotation. It starts as zeros, and what is not finite is stored as zero: blocks
-are handed from one sequence to another, and a masked NaN would still poison a softmax.
+Keys are stored after rotation. A cache starts as zeros and never keeps what is not finite (see
+``scrub``): blocks are handed from one sequence to another, and even a masked NaN poisons a softmax.
 """
 
 import torch
 from torch import Tensor
+
+from zlm.ops.batch import StepBatch
 
 
 def allocate(
@@ -33,18 +35,34 @@ def block_bytes(block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.
 
 
 def write(cache: Tensor, kv: Tensor, slot_mapping: Tensor) -> None:
-    """Store keys and values [T, 2, num_kv_heads, head_dim] at ``slot_mapping`` (int64 [T]).
+    """Store keys and values at *slot_mapping* (int64 [T]).
 
-    *kv* may be a strided view; it is made finite in place.
+    kv [T', 2 * num_kv_heads * head_dim], or with these dimensions apart: keys, then values. It may
+    be a strided view; rows from T on are padding.
     """
-    tokens = kv.flatten(1)
-    tokens.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-    cache.view(-1, tokens.shape[1]).index_copy_(0, slot_mapping, tokens.to(cache.dtype))
+    if kv.dim() != 2:
+        kv = kv.flatten(1)
+    if kv.shape[0] > slot_mapping.shape[0]:
+        kv = kv[: slot_mapping.shape[0]]
+    if kv.dtype != cache.dtype:
+        kv = kv.to(cache.dtype)
+    cache.view(-1, kv.shape[1]).index_copy_(0, slot_mapping, kv)
 
 
-def gather(cache: Tensor, blocks: Tensor, out: Tensor) -> Tensor:
-    """Copy whole *blocks* (integers [n]) to *out* [n, block_size, 2, num_kv_heads, head_dim]."""
-    return torch.index_select(cache, 0, blocks, out=out)
+def scrub(caches: list[Tensor], layer_groups: list[int], batch: StepBatch, hidden: Tensor) -> None:
+    """Zero what a step has stored for tokens whose *hidden* states [T, H] are not finite.
+
+    A key or value that is not finite makes its own token's attention, and all that is computed
+    from it, not finite either: so the last hidden states tell for all layers. ``layer_groups``
+    has the KV group of each layer.
+    """
+    finite = torch.isfinite(hidden).all(-1)
+    if finite.all():
+        return
+    broken = (~finite).nonzero().squeeze(1)
+    for cache, group in zip(caches, layer_groups, strict=True):
+        slots = batch.groups[group].slot_mapping.index_select(0, broken)
+        cache.flatten(0, 1).index_fill_(0, slots, 0.0)
 
 
 def copy_blocks(caches: list[Tensor], sources: list[int], targets: list[int]) -> None:

@@ -40,9 +40,12 @@ class OneDnnProduct:
     """A weight [N, K] in oneDNN's layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+        operators = torch.ops.mkldnn
+        self.packed = operators._reorder_linear_weight.default(weight.contiguous(), None)
         self.bias = bias
         self._min_rows = min_rows()
+        self._linear = operators._linear_pointwise.default  # resolved once: 5 us a call
+        self._linear_binary = operators._linear_pointwise.binary
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._multiply(x, PLAIN)
@@ -58,15 +61,13 @@ class OneDnnProduct:
     def _multiply(self, x: Tensor, post: PostOp) -> Tensor:
         rows = x.shape[0]
         if rows >= self._min_rows:
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, *post)
+            return self._linear(x, self.packed, self.bias, *post)
         return self._multiply(_pad(x, self._min_rows), post)[:rows]
 
     def _combine(self, x: Tensor, other: Tensor, operation: str) -> Tensor:
         rows = x.shape[0]
         if rows >= self._min_rows:
-            return torch.ops.mkldnn._linear_pointwise.binary(
-                x, other, self.packed, self.bias, operation
-            )
+            return self._linear_binary(x, other, self.packed, self.bias, operation)
         padded = _pad(x, self._min_rows), _pad(other, self._min_rows)
         return self._combine(*padded, operation)[:rows]
 

@@ -3,24 +3,35 @@
 zlm keeps the two dimensions of a rotary pair next to each other (the layout of the original Llama
 code), not half a head apart as Hugging Face stores them: ``layers.rotary.interleave`` reorders the
 rows of the q and k weights at load. Scores do not change, since q and k are reordered alike, and
-the rotation of all heads is one complex product in place.
+the rotation of a whole merged QKV row is one complex product in place: values, and dimensions that
+do not turn, are multiplied by one.
 """
 
 import torch
 from torch import Tensor
 
 
-def rotate(heads: Tensor, rotation: Tensor) -> None:
-    """Rotate *heads* [T, heads, D] (may be strided) in place by *rotation* [T, rot / 2].
+def factors(
+    table: Tensor, positions: Tensor, num_rows: int, num_rotated: int, num_values: int
+) -> Tensor:
+    """Return what the rows of a merged QKV product are to be multiplied with, for a step.
 
-    *rotation* is complex64, cos + i sin of each token's angles; the first ``rot`` dimensions of a
-    head are rotated, the rest stay.
+    table: complex64 [max_model_len, D / 2]; positions: int64 [T]. The result, complex64
+    [num_rows, heads * D / 2], turns the first ``num_rotated`` heads of a row (q and k) and leaves
+    ``num_values`` heads (v) and rows from T on alone.
     """
-    rows, width = rotation.shape[0], 2 * rotation.shape[1]
-    part = heads[:rows, :, :width]
-    factor = rotation.unsqueeze(1)
-    if part.dtype == torch.float32:
-        torch.view_as_complex(part.unflatten(-1, (-1, 2))).mul_(factor)
-    else:
-        wide = torch.view_as_complex(part.float().unflatten(-1, (-1, 2)))
-        part.copy_(torch.view_as_real(wide.mul_(factor)).flatten(-2))
+    rotation = table.index_select(0, positions)
+    heads, half = num_rotated + num_values, table.shape[1]
+    factor = torch.ones((num_rows, heads, half), dtype=table.dtype, device=table.device)
+    factor[: positions.shape[0], :num_rotated] = rotation.unsqueeze(1)
+    return factor.view(num_rows, heads * half)
+
+
+def rotate(qkv: Tensor, factor: Tensor) -> Tensor:
+    """Return qkv [T', heads * D] times *factor* (see ``factors``); may be in place."""
+    if qkv.dtype == torch.float32:
+        qkv.view(torch.complex64).mul_(factor)
+        return qkv
+    wide = qkv.float()
+    wide.view(torch.complex64).mul_(factor)
+    return wide.to(qkv.dtype)

@@ -3,7 +3,7 @@
 ``--dtype auto`` on a CPU is decided by what the machine does well, not by the checkpoint: bfloat16
 halves the weights that every token reads, but without AVX512-BF16 or AMX its matrix products are
 several times slower than float32. So both are timed, on the shapes of this model, for at most
-0.3 s. Knows nothing of how the weights are packed for it.
+0.3 s. What is timed are the products that models use, packed as theirs are.
 """
 
 import logging
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from zlm.config import ModelSpec
 from zlm.errors import ConfigError
+from zlm.ops import linear
 
 log = logging.getLogger("zlm.worker")
 
@@ -87,22 +87,22 @@ def speed_ratios(hidden_size: int, intermediate_size: int) -> dict[int, float]:
     """Return, by number of rows, how many times faster a bfloat16 product is than float32's."""
     inner, outer = min(hidden_size, LARGEST_SIDE), min(intermediate_size, LARGEST_SIDE)
     weight = torch.full((outer, inner), 0.01)
-    narrow = weight.bfloat16()
+    wide, narrow = linear.pack(weight), linear.pack(weight.bfloat16())
     share = MEASURE_SECONDS / (2 * len(ROWS))
     ratios = {}
     for rows in ROWS:
         x = torch.full((rows, inner), 0.01)
-        ratios[rows] = _seconds(x, weight, share) / _seconds(x.bfloat16(), narrow, share)
+        ratios[rows] = _seconds(x, wide, share) / _seconds(x.bfloat16(), narrow, share)
     return ratios
 
 
-def _seconds(x: Tensor, weight: Tensor, limit: float) -> float:
+def _seconds(x: Tensor, product: linear.Product, limit: float) -> float:
     """Return the shortest time of one product, within about *limit* seconds of trying."""
-    functional.linear(x, weight)
+    product(x)
     shortest, end = math.inf, time.perf_counter() + limit / 2
     while True:
         began = time.perf_counter()
-        functional.linear(x, weight)
+        product(x)
         now = time.perf_counter()
         shortest = min(shortest, now - began)
         if now >= end:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from zlm.ipc.sockets import Inbox, Outbox
 from zlm.messages import Execute, Launch, Progress, Ready, StepResult, Stop, ToWorker
+from zlm.ops import cpu_process
 from zlm.process.child import Child, run
 
 log = logging.getLogger("zlm.worker")
@@ -22,6 +23,7 @@ def serve(child: Child) -> None:
     # Bound first, so that a Launch is taken whenever it comes. torch is imported here, not above,
     # because it takes a second or two, in which this process already dies with its parent.
     inbox = child.inbox(ToWorker)
+    cpu_process.prepare()
     from zlm.worker.startup import start
 
     launch = _wait_for_launch(inbox)

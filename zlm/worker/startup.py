@@ -17,7 +17,7 @@ import torch
 from zlm.config import Resolved
 from zlm.messages import Execute, Join, SamplingSpec, WorkerReady
 from zlm.models import registry
-from zlm.ops import kv_cache
+from zlm.ops import cpu_process, kv_cache
 from zlm.weights.load import open_weights
 from zlm.worker import compute_type, memory_plan
 from zlm.worker.dummy_weights import DummyWeights
@@ -79,6 +79,7 @@ def _load(resolved: Resolved, dtype: torch.dtype, device: torch.device) -> regis
         with closing(open_weights(resolved.model_path, spec)) as weights:
             model = build(weights)
     _give_back_memory()
+    cpu_process.keep_freed_memory()
     log.info("weights loaded in %.2f s", time.perf_counter() - began)
     return model
 
