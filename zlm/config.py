@@ -90,6 +90,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     unknown_fields: Literal["reject", "ignore"] = "reject"  # unknown keys in a request body
     clamp_max_tokens: bool = False  # clamp max_tokens to the room left rather than refuse
     allow_special_tokens_in_content: bool = False  # control tokens typed by users are honoured
+    trust_request_chat_template: bool = False  # requests may bring a chat template of their own
     allowed_origins: tuple[str, ...] = ("*",)  # CORS
     root_path: str = ""  # prefix a reverse proxy strips or keeps
     shutdown_timeout_seconds: float = 30.0  # running requests may finish for so long on SIGTERM

@@ -88,7 +88,15 @@ def test_max_completion_tokens_wins(house):
     house.refused(house.chat(max_completion_tokens=-1), 400, "max_completion_tokens")
 
 
-def test_template_fields(house):
+def test_templates_of_clients_are_not_trusted_by_default(house):
+    given = {"chat_template": "{{ messages }}"}
+    message = house.refused(house.chat(**given), 400, "chat_template")
+    assert "--trust-request-chat-template" in message
+    house.refused(house.post("/tokenize", {"messages": [], **given}), 400, "chat_template")
+
+
+def test_template_fields(make_house):
+    house = make_house(trust_request_chat_template=True)
     fields = {
         "chat_template": "{{ messages }}",
         "chat_template_kwargs": {"enable_thinking": False},

@@ -70,6 +70,12 @@ def test_endpoints_that_are_not_there_yet(house, path):
     assert path in message and "/v1/chat/completions" in message
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/load_lora_adapter"])
+def test_kinds_of_models_that_are_not_served_yet(house, path):
+    message = house.refused(house.post(path, {"input": "x"}), 404)
+    assert path in message and "not served yet" in message
+
+
 def test_targets(house):
     assert house.ask("GET", "/health?x=1").status == 200
     assert house.ask("GET", "http://host:80/health").status == 200

@@ -245,7 +245,7 @@ def test_death_while_draining_is_a_failure(start: Start) -> None:
     ("behaviour", "last"),
     [
         ("exit at launch", "zlm: worker 0 died: exited with status 3"),
-        ("fatal at launch", r"zlm: worker 0 died: tensor x is missing\nfrom the file"),
+        ("fatal at launch", r"zlm: worker 0 could not start: tensor x is missing\nfrom the file"),
     ],
 )
 def test_failure_while_loading(start: Start, behaviour: str, last: str) -> None:

@@ -341,6 +341,11 @@ REQUESTS = (
         help="let users type control tokens",
     ),
     Argument(
+        flag="--trust-request-chat-template",
+        field="server.trust_request_chat_template",
+        help="let requests bring chat templates; a slow one holds up its tokenizer process",
+    ),
+    Argument(
         flag="--max-body-bytes",
         field="server.limits.max_body_bytes",
         metavar="SIZE",

@@ -128,7 +128,6 @@ INSTEAD = {
     "a request asks for token ids with return_token_ids": "return-tokens-as-token-ids",
     "zlm's server is not made of ASGI parts": "middleware disable-fastapi-docs grpc",
     "see the routes /tokenize and /detokenize": "enable-tokenizer-info-endpoint tokens-only",
-    "a request's chat_template is taken within limits": "trust-request-chat-template",
     "zlm has no such options": (
         "additional-config disable-async-output-proc enable-return-routed-experts "
         "weight-transfer-config fail-on-environ-validation performance-mode"

@@ -11,7 +11,7 @@ from typing import Any
 
 from zlm import __version__
 from zlm.config import Resolved, ServerOptions
-from zlm.errors import NotFound, ZlmError
+from zlm.errors import BadRequest, NotFound, ZlmError
 from zlm.frontend import metrics, sse
 from zlm.frontend.exchange import Exchange
 from zlm.frontend.generation import Generation
@@ -22,6 +22,26 @@ from zlm.frontend.request import safe_request_id
 from zlm.frontend.routes import Handler, Route
 from zlm.frontend.tokenizer_call import TokenizerCall
 from zlm.messages import Generate, Message
+
+# Endpoints of OpenAI's API and its relatives that are not there yet, and what may serve instead.
+ABSENT = {
+    **dict.fromkeys(("/v1/responses", "/v1/messages"), "; use /v1/chat/completions"),
+    **dict.fromkeys(
+        (
+            "/v1/embeddings",
+            "/pooling",
+            "/score",
+            "/v1/score",
+            "/rerank",
+            "/v1/rerank",
+            "/v2/rerank",
+        ),
+        ": embedding and scoring models are not served yet",
+    ),
+    **dict.fromkeys(
+        ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), ": adapters are not served yet"
+    ),
+}
 
 
 class Endpoints:
@@ -68,8 +88,7 @@ class Endpoints:
             Route("/metrics", {"GET": self.metrics}, open=open_metrics),
             Route("/v1/models", {"GET": self.models}, needs_model=True),
             Route("/v1/models/", {"GET": self.model}, needs_model=True, below=True),
-            Route("/v1/responses", absent),
-            Route("/v1/messages", absent),
+            *(Route(path, absent) for path in ABSENT),
         ]
 
     def _serving(self) -> Resolved:
@@ -98,9 +117,9 @@ class Endpoints:
         exchange.respond(200, text, content_type=metrics.CONTENT_TYPE)
 
     def absent(self, exchange: Exchange) -> None:
+        instead = ABSENT[exchange.route]
         raise NotFound(
-            f"{exchange.route} is not offered by this version; use /v1/chat/completions",
-            code="not_found",
+            f"{exchange.route} is not offered by this version{instead}", code="not_found"
         )
 
     # ------------------------------------------------------------------------------- models
@@ -130,6 +149,7 @@ class Endpoints:
         resolved = self._serving()
         request = chat.decoder.decode(exchange.request.body, self._server().unknown_fields)
         name = fields.model_name(request.model, resolved)
+        self._check_template(request.chat_template)
         command = chat.generate(
             request, resolved, request_id=self._open.new_id(), arrival=exchange.received
         )
@@ -158,6 +178,12 @@ class Endpoints:
         )
         self._submit(exchange, command.request_id, command, generation)
 
+    def _check_template(self, given: str | None) -> None:
+        """Refuse a client's own template, which may take seconds, unless clients are trusted."""
+        if given is not None and not self._server().trust_request_chat_template:
+            message = "chat_template is taken from requests only with --trust-request-chat-template"
+            raise BadRequest(message, param="chat_template")
+
     def _submit(
         self,
         exchange: Exchange,
@@ -181,6 +207,7 @@ class Endpoints:
         decoder = tokenize.tokenize_decoder
         request = decoder.decode(exchange.request.body, self._server().unknown_fields)
         fields.model_name(request.model, resolved)
+        self._check_template(request.chat_template)
         request_id = self._open.new_id()
         form = partial(tokenize.tokenize_answer, max_model_len=resolved.max_model_len)
         self._ask(exchange, request_id, tokenize.tokenize(request, request_id), form)

@@ -133,7 +133,8 @@ class Tree:
                 if not self.is_ready:
                     self.tell_frontends("loading", f"the model is being loaded ({role}: {text})")
             case Fatal(role, index, text):
-                self.fail(f"{role} {index} died: {text}")
+                how = "died" if (role, index) in self.ready else "could not start"
+                self.fail(f"{role} {index} {how}: {text}")
             case Drained(index):
                 self.drained.add(index)
         self._news.set()

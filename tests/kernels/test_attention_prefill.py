@@ -1,0 +1,83 @@
+"""Paged prefill attention in Triton's interpreter, against the float64 reference."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+import triton_interpreter
+from kernel_cases_attention import (
+    SMALL_PREFILL,
+    TOLERANCE,
+    AttentionCase,
+    paged,
+    prefill_both,
+    queries,
+    query_starts,
+    relative_error,
+)
+
+triton_interpreter.enable()
+
+from zlm.kernels import attention_prefill as prefill  # noqa: E402
+
+
+@pytest.mark.parametrize("case", SMALL_PREFILL, ids=str)
+def test_prefill(case: AttentionCase) -> None:
+    out, expected = prefill_both(case, torch.float32, "cpu")
+    assert relative_error(out, expected) < TOLERANCE[torch.float32]
+
+
+def test_a_step_behind_decodes_reads_its_own_rows() -> None:
+    """Offsets need not begin at 0: in a mixed step the first tokens belong to decodes."""
+    case = SMALL_PREFILL[1]
+    rows = paged(case, torch.float32, "cpu")
+    q, starts = queries(case, torch.float32, "cpu"), query_starts(case, "cpu")
+    before = 5
+    padded = torch.cat((torch.full((before, *q.shape[1:]), float("nan")), q))
+    out = torch.full((before + len(q), case.num_heads, case.head_dim), float("nan"))
+    per_tile = prefill.tile_queries(4, 1, 16, torch.float32, torch.device("cpu"))
+    plan = torch.zeros((prefill.num_tiles(len(q), 3, per_tile), 2), dtype=torch.int32)
+    prefill.plan_prefill(starts + before, rows.seq_lens, out=plan, queries=per_tile)
+    prefill.attention_prefill(
+        padded,
+        rows.cache,
+        rows.block_table,
+        starts + before,
+        rows.seq_lens,
+        plan,
+        out=out,
+        scale=case.scale,
+    )
+    expected = prefill.reference(
+        q, rows.cache, rows.block_table, starts, rows.seq_lens, scale=case.scale
+    )
+    assert relative_error(out[before:], expected) < TOLERANCE[torch.float32]
+    assert bool(out[:before].isnan().all()), "tokens of other rows are not written"
+
+
+@pytest.mark.parametrize("window", [0, 64])
+def test_plan_lists_every_tile_once_and_heavy_ones_first(window: int) -> None:
+    counts, lengths, per_tile = [40, 0, 7, 200, 40, 1], [40, 5, 300, 200, 140, 90], 16
+    starts = torch.tensor([3, *counts]).cumsum(0).int()
+    items = prefill.num_tiles(sum(counts), len(counts), per_tile) + 3
+    plan = torch.full((items, 2), -9, dtype=torch.int32)
+    seq_lens = torch.tensor(lengths).int()
+    prefill.plan_prefill(starts, seq_lens, out=plan, queries=per_tile, window=window)
+    tiles = [(r, t) for r, c in enumerate(counts) for t in range(-(-c // per_tile))]
+    listed = [tuple(item) for item in plan.tolist() if item[0] >= 0]
+    assert sorted(listed) == tiles
+    assert plan[len(tiles) :, 0].eq(-1).all()
+
+    def weight(item: tuple[int, ...]) -> int:
+        row, tile = item
+        end = min(lengths[row] - counts[row] + (tile + 1) * per_tile, lengths[row])
+        return min(end, window + per_tile) if window else end
+
+    assert all(weight(a) >= weight(b) for a, b in pairwise(listed))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "most"), [(100, 1, 7), (16, 16, 16), (17, 16, 16), (5, 9, 5), (0, 0, 0)]
+)
+def test_num_tiles(tokens: int, rows: int, most: int) -> None:
+    assert prefill.num_tiles(tokens, rows, 16) == most

@@ -1,0 +1,59 @@
+"""Norm of q and k, rotation and cache write in Triton's interpreter, against the reference."""
+
+import pytest
+import torch
+import triton_interpreter
+from kernel_cases_attention import (
+    ROTARY_SMALL,
+    TOLERANCE,
+    RotaryCase,
+    relative_error,
+    rotary_both,
+)
+
+triton_interpreter.enable()
+
+from zlm.kernels import rotary_kv as rotary  # noqa: E402
+
+
+@pytest.mark.parametrize("case", ROTARY_SMALL, ids=str)
+def test_rotary_kv(case: RotaryCase) -> None:
+    (q, cache), (expected_q, expected_cache) = rotary_both(case, torch.float32, "cpu")
+    assert relative_error(q, expected_q) < TOLERANCE[torch.float32]
+    assert relative_error(cache, expected_cache) < TOLERANCE[torch.float32]
+    assert torch.equal(cache == 7.0, expected_cache == 7.0), "only the slots are written"
+
+
+def test_pairs_side_by_side_turn_counterclockwise() -> None:
+    """A quarter turn takes the pair (a, b) to (-b, a); what does not turn stays."""
+    qkv = torch.arange(1.0, 25.0).view(1, 24)  # one q, k and v head of 8
+    table = torch.tensor([[1.0, 1.0], [1j, 1.0]], dtype=torch.complex64)
+    cache = torch.zeros((2, 1, 2, 16, 8))
+    q_out = torch.empty((1, 1, 8))
+    rotary.rotary_kv(qkv, torch.tensor([1]), torch.tensor([16]), table, cache, q_out=q_out)
+    assert q_out.flatten().tolist() == [-2, 1, 3, 4, 5, 6, 7, 8]
+    assert cache[1, 0, 0, 0].tolist() == [-10, 9, 11, 12, 13, 14, 15, 16]
+    assert cache[1, 0, 1, 0].tolist() == list(range(17, 25))
+
+
+def test_queries_in_place() -> None:
+    case = ROTARY_SMALL[0]
+    (separate, _), _ = rotary_both(case, torch.float32, "cpu")
+    (in_place, _), _ = rotary_both(case, torch.float32, "cpu", in_place=True)
+    assert torch.equal(separate, in_place)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_what_is_not_finite_is_stored_as_zero() -> None:
+    qkv = torch.ones((1, 3 * 16), dtype=torch.float16)
+    qkv[0, 16], qkv[0, 33], qkv[0, 34] = float("nan"), float("inf"), float("-inf")
+    table = torch.ones((4, 8), dtype=torch.complex64)
+    cache = torch.full((2, 1, 2, 16, 16), 7.0, dtype=torch.float16)
+    q_out = torch.empty((1, 1, 16), dtype=torch.float16)
+    slots = torch.tensor([16 + 5])
+    rotary.rotary_kv(qkv, torch.tensor([1]), slots, table, cache, q_out=q_out)
+    stored = cache[1, 0, :, 5]
+    assert bool(stored.isfinite().all())
+    assert stored[1, :4].tolist() == [1.0, 0.0, 0.0, 1.0]
+    assert stored[0, 0] == 0.0 and stored[0, 4] == 1.0
+    assert bool((cache[1, 0, :, :5] == 7.0).all()) and bool((cache[0] == 7.0).all())

@@ -1,0 +1,287 @@
+"""Cases and paged caches for the attention, rotary and norm kernels: one table for both suites.
+
+``tests/kernels`` runs the small cases in Triton's interpreter, ``tests/gpu`` the real ones
+compiled. Kernels are imported when they are run: the interpreter must have been turned on before.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """A geometry and the lengths of its rows; for prefill also the tokens new in this step."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    lengths: tuple[int, ...]
+    queries: tuple[int, ...] = ()
+    window: int = 0
+    softcap: float = 0.0
+    block_size: int = 16
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """A cache with random keys and values, and the rows that lie in it."""
+
+    cache: Tensor  # [num_blocks, Hkv, 2, block_size, D]
+    block_table: Tensor  # int32 [R, B]
+    seq_lens: Tensor  # int32 [R]
+
+
+SMALL_DECODE = [
+    AttentionCase("gqa3", 6, 2, 32, (1, 16, 40, 0, 100, 17)),
+    AttentionCase("one-row", 4, 1, 16, (150,)),
+    AttentionCase("mha-odd-dim", 2, 2, 24, (33, 0, 64)),
+    AttentionCase("window-softcap", 4, 2, 16, (90, 5, 31, 32, 33), window=20, softcap=30.0),
+    AttentionCase("empty-rows", 2, 1, 16, (0, 0, 50, 0, 0, 7, 0)),
+    AttentionCase("block-32", 4, 2, 16, (70, 31), block_size=32),
+]
+SMALL_PREFILL = [
+    AttentionCase("prompts", 6, 2, 32, (40, 1, 17), (40, 1, 17)),
+    AttentionCase("prefixes", 4, 1, 16, (90, 33, 64), (10, 33, 20)),
+    AttentionCase("window", 4, 2, 16, (100, 30, 70), (60, 30, 5), window=24),
+    AttentionCase("odd-dim-softcap", 2, 2, 24, (50,), (21,), softcap=20.0),
+    AttentionCase("empty-rows", 2, 1, 16, (0, 20, 0, 35), (0, 20, 0, 30)),
+    AttentionCase("block-32", 4, 2, 16, (70, 31), (40, 31), block_size=32),
+]
+
+_MIXED = (1, 15, 16, 17, 0, 255, 256, 300, 1000, 63, 64, 65)
+GPU_DECODE = [
+    AttentionCase("smollm2-mixed", 9, 3, 64, _MIXED),
+    AttentionCase("smollm2-batch-1", 9, 3, 64, (700,)),
+    AttentionCase("smollm2-batch-256", 9, 3, 64, tuple(1 + 7 * i % 900 for i in range(256))),
+    AttentionCase("gemma-full", 4, 1, 256, _MIXED),
+    AttentionCase("gemma-window", 4, 1, 256, (*_MIXED, 2000), window=512),
+    AttentionCase("qwen3-mixed", 16, 8, 128, _MIXED),
+    AttentionCase("llama8b-one-long", 32, 8, 128, (40_000,)),
+    AttentionCase("llama8b-long-and-short", 32, 8, 128, (20_000, *(3,) * 31)),
+    AttentionCase("llama8b-batch-300", 32, 8, 128, tuple(1 + 13 * i % 400 for i in range(300))),
+    AttentionCase("phi-dim-80", 8, 8, 80, _MIXED),
+    AttentionCase("dim-96-softcap", 12, 4, 96, _MIXED, softcap=50.0),
+    AttentionCase("gqa-16", 16, 1, 128, _MIXED),
+    AttentionCase("gqa-7-window-block-32", 14, 2, 64, _MIXED, window=100, block_size=32),
+    AttentionCase("all-empty", 9, 3, 64, (0, 0, 0)),
+]
+_CHUNKS = ((300, 1000, 17, 0, 64, 4096, 1, 129), (300, 200, 17, 0, 3, 512, 1, 128))
+GPU_PREFILL = [
+    AttentionCase("smollm2", 9, 3, 64, *_CHUNKS),
+    AttentionCase("gemma-full", 4, 1, 256, *_CHUNKS),
+    AttentionCase("gemma-window", 4, 1, 256, *_CHUNKS, window=512),
+    AttentionCase("qwen3", 16, 8, 128, *_CHUNKS),
+    AttentionCase("llama8b", 32, 8, 128, (2048, 700), (2048, 700)),
+    AttentionCase("dim-80", 8, 8, 80, *_CHUNKS),
+    AttentionCase("dim-96-softcap", 12, 4, 96, *_CHUNKS, softcap=50.0),
+    AttentionCase("gqa-16-small-window", 16, 1, 128, *_CHUNKS, window=33),
+    AttentionCase("block-32", 14, 2, 64, *_CHUNKS, window=100, block_size=32),
+    AttentionCase("many-rows", 9, 3, 64, (20,) * 300, tuple(1 + i % 20 for i in range(300))),
+]
+
+
+def paged(
+    case: AttentionCase,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    stale: float = 1e3,
+    seed: int = 0,
+) -> Paged:
+    """Return the rows of *case* in shuffled blocks; what no row may see holds *stale*.
+
+    Blocks wholly behind the window stand in the table as the null block.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    size = case.block_size
+    counts = [-(-length // size) for length in case.lengths]
+    num_blocks = 1 + sum(counts) + 3
+    shape = (num_blocks, case.num_kv_heads, 2, size, case.head_dim)
+    cache = torch.full(shape, stale, dtype=dtype, device=device)
+    order = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
+    table = torch.zeros((len(counts), max(*counts, 1) + 2), dtype=torch.int32)
+    queries = case.queries or (1,) * len(counts)
+    for row, (length, count) in enumerate(zip(case.lengths, queries, strict=True)):
+        content = torch.Generator().manual_seed(1000 * seed + row)
+        first = max(0, length - count + 1 - case.window) if case.window else 0
+        for index in range(first // size, counts[row]):
+            block = order.pop()
+            table[row, index] = block
+            low, high = max(first - index * size, 0), min(length - index * size, size)
+            part = torch.randn((*shape[1:3], high - low, case.head_dim), generator=content)
+            cache[block, :, :, low:high] = part.to(device, dtype)
+    lengths = torch.tensor(case.lengths, dtype=torch.int32)
+    return Paged(cache, table.to(device), lengths.to(device))
+
+
+def queries(case: AttentionCase, dtype: torch.dtype, device: str, seed: int = 1) -> Tensor:
+    """Return q [T, Hq, D] as it stands in the merged QKV rows: a strided view."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = sum(case.queries) if case.queries else len(case.lengths)
+    heads = case.num_heads + 2 * case.num_kv_heads
+    rows = torch.randn((tokens, heads, case.head_dim), generator=generator)
+    return rows.to(device, dtype)[:, : case.num_heads]
+
+
+def query_starts(case: AttentionCase, device: str) -> Tensor:
+    """Return int32 [R + 1]: offsets of the rows among the tokens."""
+    return torch.tensor([0, *case.queries]).cumsum(0).int().to(device)
+
+
+def relative_error(out: Tensor, expected: Tensor) -> float:
+    """Return ‖out - expected‖ / ‖expected‖; infinity if out has a NaN."""
+    error = (out.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30)
+    return float("inf") if bool(error.isnan()) else error.item()
+
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+def with_lengths(case: AttentionCase, lengths: tuple[int, ...]) -> AttentionCase:
+    """Return *case* with other rows."""
+    return replace(case, lengths=lengths)
+
+
+def decode_both(
+    case: AttentionCase,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    programs: int | None = None,
+    fixed_splits: int = 0,
+    use_dot: bool | None = None,
+    tile: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Return (kernel's result, reference) of decode attention; what may not be read is NaN."""
+    from zlm.kernels import attention_decode as decode
+    from zlm.kernels import attention_decode_plan as planning
+
+    rows = paged(case, dtype, device, stale=float("nan"))
+    q = queries(case, dtype, device)
+    num_rows = len(case.lengths)
+    workspace = planning.allocate_workspace(
+        case.num_heads,
+        case.num_kv_heads,
+        case.head_dim,
+        dtype,
+        torch.device(device),
+        max_rows=num_rows + 1,
+        programs=programs,
+        fixed_splits=fixed_splits,
+        use_dot=use_dot,
+    )
+    if tile:
+        workspace = replace(workspace, config=planning.DecodeConfig(tile, 4, 1, 1))
+    workspace.partial.fill_(float("nan"))
+    workspace.partial_lse.fill_(float("nan"))
+    plan = torch.full((planning.plan_size(num_rows + 1, workspace),), -9, device=device).int()
+    planning.plan_decode(
+        rows.seq_lens,
+        out=plan,
+        workspace=workspace,
+        num_kv_heads=case.num_kv_heads,
+        window=case.window,
+    )
+    shape = (num_rows, case.num_heads, case.head_dim)
+    out = torch.full(shape, float("nan"), dtype=dtype, device=device)
+    where = (q, rows.cache, rows.block_table, rows.seq_lens)
+    how = {"scale": case.scale, "window": case.window, "softcap": case.softcap}
+    decode.attention_decode(*where, plan, out=out, workspace=workspace, **how)
+    return out, decode.reference(*where, **how)
+
+
+def prefill_both(case: AttentionCase, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+    """Return (kernel's result, reference) of prefill attention."""
+    from zlm.kernels import attention_prefill as prefill
+
+    rows = paged(case, dtype, device)
+    q, starts = queries(case, dtype, device), query_starts(case, device)
+    per_tile = prefill.tile_queries(
+        case.num_heads, case.num_kv_heads, case.head_dim, dtype, torch.device(device)
+    )
+    items = prefill.num_tiles(len(q), len(case.lengths), per_tile)
+    plan = torch.full((items, 2), -9, dtype=torch.int32, device=device)
+    prefill.plan_prefill(starts, rows.seq_lens, out=plan, queries=per_tile, window=case.window)
+    shape = (len(q), case.num_heads, case.head_dim)
+    out = torch.full(shape, float("nan"), dtype=dtype, device=device)
+    where = (q, rows.cache, rows.block_table, starts, rows.seq_lens)
+    how = {"scale": case.scale, "window": case.window, "softcap": case.softcap}
+    prefill.attention_prefill(*where, plan, out=out, **how)
+    return out, prefill.reference(*where, **how)
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryCase:
+    """A geometry for ``rotary_kv``; the last two of its tokens are padding."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotated: int
+    tokens: int
+    qk_norm: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+ROTARY_SMALL = [
+    RotaryCase("plain", 3, 1, 16, 16, 5),
+    RotaryCase("qk-norm", 4, 2, 16, 16, 4, qk_norm=True),
+    RotaryCase("partial", 2, 2, 24, 12, 4),
+    RotaryCase("one-token-many-heads", 20, 4, 16, 16, 3, qk_norm=True),
+]
+ROTARY_GPU = [
+    RotaryCase("smollm2-batch-1", 9, 3, 64, 64, 3),
+    RotaryCase("smollm2-prefill", 9, 3, 64, 64, 1000),
+    RotaryCase("gemma", 4, 1, 256, 256, 66, qk_norm=True),
+    RotaryCase("qwen3", 16, 8, 128, 128, 258, qk_norm=True),
+    RotaryCase("llama8b", 32, 8, 128, 128, 258),
+    RotaryCase("phi-partial-80", 8, 8, 80, 32, 50),
+    RotaryCase("dim-96", 12, 4, 96, 96, 50, qk_norm=True),
+]
+
+
+def rotary_both(
+    case: RotaryCase, dtype: torch.dtype, device: str, *, in_place: bool = False
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return (q, cache) of the kernel and of the reference; the cache held 7 before."""
+    from zlm.kernels import rotary_kv as rotary
+
+    generator = torch.Generator().manual_seed(0)
+    heads, size, positions_known = case.num_heads + 2 * case.num_kv_heads, 16, 300
+    qkv = torch.randn((case.tokens, heads * case.head_dim), generator=generator)
+    qkv = qkv.to(device, dtype)
+    positions = torch.randint(positions_known, (case.tokens,), generator=generator)
+    slots = torch.randperm(2 * case.tokens, generator=generator)[: case.tokens] + size
+    slots[-2:] = torch.tensor([-1, 3])
+    angles = torch.rand((positions_known, case.rotated // 2), generator=generator) * 100
+    table = torch.polar(torch.full_like(angles, 1.2), angles).to(device)
+    num_blocks = 2 + (2 * case.tokens) // size + 1
+    shape = (num_blocks, case.num_kv_heads, 2, size, case.head_dim)
+    cache = torch.full(shape, 7.0, dtype=dtype, device=device)
+    weights: dict[str, Tensor] = {}
+    if case.qk_norm:
+        for name in ("q_weight", "k_weight"):
+            weights[name] = torch.randn(case.head_dim, generator=generator).to(device)
+    where = (positions.to(device), slots.to(device), table)
+    expected = rotary.reference(qkv, *where, cache, num_heads=case.num_heads, **weights)
+    q_out = torch.full(
+        (case.tokens, case.num_heads, case.head_dim), float("nan"), dtype=dtype, device=device
+    )
+    if in_place:
+        width = case.num_heads * case.head_dim
+        q_out = qkv[:, :width].unflatten(1, (case.num_heads, case.head_dim))
+    rotary.rotary_kv(qkv, *where, cache, q_out=q_out, **weights)
+    return (q_out, cache), expected
