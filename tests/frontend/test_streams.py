@@ -1,5 +1,7 @@
 """Streams in trouble: errors before and after the first byte, slow sockets, clients that leave."""
 
+import logging
+
 import pytest
 
 from zlm.messages import Deltas, Failed, Generate
@@ -52,10 +54,12 @@ def test_retry_after_of_a_failure(house):
     assert response.headers["retry-after"] == "3"
 
 
-def test_failure_after_the_first_byte(house, started, feed):
+def test_failure_after_the_first_byte(house, started, feed, caplog):
     client, command = started()
     feed(command, "Hello")
-    house.take(Failed(command.request_id, 500, "internal_error", "the worker died"))
+    with caplog.at_level(logging.INFO, logger="zlm"):
+        house.take(Failed(command.request_id, 500, "internal_error", "the worker died"))
+    assert caplog.messages[-1].endswith("cut off: the worker died")
     house.loop.turn()
     (response,) = client.responses()
     *_, last = response.events()

@@ -42,6 +42,7 @@ class Exchange:
         "_held",
         "closing",
         "extra_headers",
+        "fault",
         "num_output_tokens",
         "num_prompt_tokens",
         "on_disconnect",
@@ -69,6 +70,7 @@ class Exchange:
         self.status = 0  # 0: nothing is answered yet
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
+        self.fault = ""  # why an answer that began well did not end so
 
     @property
     def writable(self) -> bool:

@@ -131,6 +131,7 @@ class Generation:
         if self._exchange.status == 0:
             self._exchange.respond_error(error)
         else:
+            self._exchange.fault = error.message
             self._exchange.end(sse.event(error.body()), close=True)
 
     def _end(self, forget: Callable[[], None]) -> None:

@@ -180,7 +180,7 @@ class Server:
         level = logging.INFO if exchange.route.startswith(("/v1/", "(", "/tok", "/detok")) else 10
         logger.log(
             level,
-            "%s %s %d %.3fs prompt=%d output=%d id=%s",
+            "%s %s %d %.3fs prompt=%d output=%d id=%s%s",
             request.method or "-",
             clip(request.target.partition("?")[0]),
             exchange.status,
@@ -188,4 +188,5 @@ class Server:
             exchange.num_prompt_tokens,
             exchange.num_output_tokens,
             exchange.request_id or "-",
+            f" cut off: {exchange.fault}" if exchange.fault else "",
         )
