@@ -17,6 +17,7 @@ from torch import Tensor
 
 from zlm.config import ModelSpec
 from zlm.errors import ConfigError
+from zlm.models.tensors import expected_tensors
 from zlm.ops import linear
 
 log = logging.getLogger("zlm.worker")
@@ -55,11 +56,8 @@ def choose(name: str, spec: ModelSpec, *, free_bytes: int) -> torch.dtype:
 
 
 def weight_bytes(spec: ModelSpec, element_bytes: int) -> int:
-    """Return about how many bytes the weights of *spec* take."""
-    heads = 2 * spec.num_heads + 2 * spec.num_kv_heads
-    layer = spec.hidden_size * (heads * spec.head_dim + 3 * spec.intermediate_size)
-    embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tie_embeddings else 2)
-    return (spec.num_layers * layer + embeddings) * element_bytes
+    """Return how many bytes the weights of *spec* take."""
+    return sum(math.prod(shape) for shape in expected_tensors(spec).values()) * element_bytes
 
 
 def _measured(spec: ModelSpec, free_bytes: int) -> torch.dtype:
