@@ -27,6 +27,7 @@ from zlm.models.config import load_spec  # noqa: E402
 from zlm.models.registry import Model  # noqa: E402
 from zlm.ops import kv_cache  # noqa: E402
 from zlm.ops.batch import GroupBatch, StepBatch  # noqa: E402
+from zlm.ops.cpu import CpuOps  # noqa: E402
 from zlm.weights.load import open_weights  # noqa: E402
 
 BLOCK_SIZE = 16
@@ -137,7 +138,7 @@ def main() -> None:
     began = time.perf_counter()
     weights = open_weights(arguments.model, spec)
     model = registry.build(
-        spec, weights, dtype=dtype, device="cpu", max_model_len=min(spec.max_position, 8192)
+        spec, weights, ops=CpuOps(dtype), max_model_len=min(spec.max_position, 8192)
     )
     load_seconds = time.perf_counter() - began
     cpu_process.keep_freed_memory()

@@ -78,7 +78,7 @@ class Measured:
         """Fill the run-ahead, then take in one result."""
         clock = time.perf_counter
         began = clock()
-        steps = self.core.next_steps(clock())
+        steps = list(self.core.next_steps(clock()))
         for step in steps:
             self._encoder.encode(step)
         planned = clock()

@@ -9,11 +9,25 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from http.client import HTTPConnection
 from pathlib import Path
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+SHAPES = Path(__file__).with_name("shapes")
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def model_and_flags(target: str, flags: list[str]) -> tuple[str, list[str]]:
+    """Return what zlm serve is given for *target*: a model, or a shape with random weights.
+
+    A shape has no tokenizer, unless *flags* bring one.
+    """
+    shape = SHAPES / target
+    if not shape.is_dir():
+        return target, flags
+    without = [] if "--tokenizer" in flags else ["--skip-tokenizer-init"]
+    return str(shape), ["--load-format", "dummy", *without, *flags]
 
 
 def free_port() -> int:
@@ -62,6 +76,16 @@ def memory_bytes(pid: int) -> tuple[int, int]:
     return values["Rss:"], values["Pss:"]
 
 
+def gpu_memory_mib() -> int | None:
+    """Return how much of the first GPU's memory is in use, None where there is no GPU."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return int(said.split()[0])
+
+
 def command_name(pid: int) -> str:
     """Return the module or program that *pid* runs, for a table."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -80,13 +104,30 @@ def _stat(pid: int) -> list[str]:
 class Server:
     """One ``zlm serve``, from exec to its end. ``ready_seconds`` is the time /health took."""
 
-    def __init__(self, model: str, flags: list[str], *, timeout_seconds: float = 300.0) -> None:
+    def __init__(
+        self,
+        target: str,
+        flags: list[str],
+        *,
+        environment: dict[str, str] | None = None,
+        log: Path | None = None,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        """Start on a model or on a name of ``shapes`` and wait until it is ready.
+
+        *environment* is added to this process's; *log* is a file for what the server logs.
+        """
         self.port = free_port()
-        command = [str(Path(sys.executable).with_name("zlm")), "serve", model]
         start = time.monotonic()
-        self.process = subprocess.Popen(
-            [*command, "--port", str(self.port), *flags], stdout=subprocess.DEVNULL
-        )
+        self.started_at = time.time()  # of the exec, seconds since the epoch
+        model, flags = model_and_flags(target, flags)
+        with log.open("wb") if log else nullcontext() as stderr:
+            self.process = subprocess.Popen(
+                [*self.command(model), "--port", str(self.port), *flags],
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                env=os.environ | (environment or {}),
+            )
         while not self._healthy():
             if self.process.poll() is not None:
                 raise SystemExit(f"the server left with status {self.process.returncode}")
@@ -95,6 +136,12 @@ class Server:
                 raise SystemExit(f"the server was not ready after {timeout_seconds} s")
             time.sleep(0.02)
         self.ready_seconds = time.monotonic() - start
+
+    def command(self, model: str) -> list[str]:
+        """Return the command that serves *model*, less its flags."""
+        script = Path(sys.executable).with_name("zlm")
+        zlm = [str(script)] if script.exists() else [sys.executable, "-m", "zlm.cli.main"]
+        return [*zlm, "serve", model]
 
     @property
     def url(self) -> str:

@@ -23,19 +23,22 @@ rows and KV heads stand in one line, row by row, head by head:
     row 0: [head 0: t t t][head 1: t t t] row 1: [head 0: t t t t t][head 1: t t t t t] row 2: ...
     program 0 ───────────────►|◄─ program 1 ──────────►|◄─ program 2 ──────────►|◄─ ...
 
-P programs, as many as the card holds at once, take equal shares of the line. So there is no choice
-to be made by batch or length: one row of 100k tokens and 256 rows of 100 are cut alike, and no
-program has more than one tile more than another. ``plan`` finds once a step, on the device, where
-each program's share begins; all layers of a KV group use it.
+Programs take equal shares of the line. So there is no choice to be made by batch or length: one row
+of 100k tokens and 256 rows of 100 are cut alike, and no program has more than one tile more than
+another. ``plan`` finds once a step, on the device, where each program's share begins; all layers of
+a KV group use it.
 
 A *piece* is a program's part of one (row, head). If it is the whole it goes straight to ``out``.
 The others, at most the first and the last of each share, go to the program's two places in
-``partial``, with the base-2 logarithm of their softmax sums, and the merge kernel adds them up. Its
-grid is P too: program p has work if and only if the share of p begins inside a (row, head) as the
-first to do so. A piece is never empty, and neither is a tile: each has at least one visible token.
+``partial``, with the base-2 logarithm of their softmax sums. Whoever finishes the last piece of a
+(row, head) adds them all up, in the order of the sequence: the result does not depend on who was
+last. Pieces are counted in ``arrivals``, at the program that holds the first one (a share's end
+cuts at most one (row, head), so the counter is nobody else's); the last sets it back to 0 for the
+next launch. A piece is never empty, and neither is a tile: each has at least one visible token.
 
-With FIXED_SPLITS = S a (row, head) is cut into S pieces (fewer if it has fewer tiles) wherever it
-stands in the line: a row's result then has the same bits in any company (``--deterministic``).
+Between a piece and its count: all threads' stores, a barrier, an atomic of one thread that releases
+and acquires at the scope of the card, a barrier (the atomic's result goes to all threads), loads
+that pass the first-level cache by.
 
 A program reads its tile's keys and values for all G = Hq / Hkv query heads of its KV head at once:
 G rows, padded to the 16 of ``tl.dot``. Without ``tl.dot`` (cards before sm80) nothing is padded but
@@ -49,10 +52,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from zlm.kernels.attention_decode_plan import DecodeWorkspace, units
+from zlm.kernels.attention_decode_plan import PLAN_HEADER, DecodeWorkspace, tiles
+from zlm.kernels.chain import begin
 
 LOG2_E = 1.4426950408889634
-MERGE_PIECES = 32  # pieces that the merge kernel reads at once
+MERGE_ELEMENTS = 16  # numbers of partial results that a thread reads at once
 
 
 def reference(
@@ -89,13 +93,53 @@ def _tile_scores(b_q, b_k, scale, cap, SOFTCAP: tl.constexpr, USE_DOT: tl.conste
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
     else:
         b_s = tl.sum(b_q.to(tl.float32)[:, None, :] * b_k.to(tl.float32)[None, :, :], 2)
-    b_s *= scale
     if SOFTCAP:
-        b_s = cap * (1.0 - 2.0 / (tl.exp2(b_s) + 1.0))
+        b_s = cap * (1.0 - 2.0 / (tl.exp2(b_s * scale) + 1.0))
     return b_s
 
 
-@triton.jit(do_not_specialize=["p_table", "p_lens", "p_plan", "stride_table", "num_programs"])
+@triton.jit
+def _merged(
+    p_partial,
+    p_lse,
+    i_first,
+    i_late,
+    n_pieces,
+    G: tl.constexpr,
+    G_TWO: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    PIECES: tl.constexpr,
+):
+    """Return the sum [G_TWO, D_PAD] of the pieces of one (row, head), PIECES at a time.
+
+    They are the first ones of program *i_first* (with i_late = 1 its last) and those after it.
+    """
+    i_g = tl.arange(0, G_TWO)
+    i_d = tl.arange(0, D_PAD)
+    b_m = tl.full([G_TWO], float("-inf"), tl.float32)
+    b_l = tl.zeros([G_TWO], tl.float32)
+    b_acc = tl.zeros([G_TWO, D_PAD], tl.float32)
+    for i_base in range(0, n_pieces, PIECES):
+        i_piece = i_base + tl.arange(0, PIECES)
+        i_place = (i_first + i_piece) * 2 + tl.where(i_piece == 0, i_late, 0)
+        i_from = i_place[:, None] * G + i_g[None, :]
+        exists = (i_piece < n_pieces)[:, None] & (i_g < G)[None, :]
+        b_lse = tl.load(p_lse + i_from, mask=exists, other=float("-inf"), cache_modifier=".cg")
+        p_piece = p_partial + i_from[:, :, None] * D + i_d[None, None, :]
+        mask = exists[:, :, None] & (i_d < D)[None, None, :]
+        b_piece = tl.load(p_piece, mask=mask, other=0.0, cache_modifier=".cg")
+        b_new = tl.maximum(b_m, tl.max(b_lse, 0))
+        b_shift = tl.where(b_new == float("-inf"), 0.0, b_new)
+        b_weight = tl.exp2(b_lse - b_shift[None, :])
+        b_alpha = tl.exp2(b_m - b_shift)
+        b_acc = b_acc * b_alpha[:, None] + tl.sum(b_weight[:, :, None] * b_piece, 0)
+        b_l = b_l * b_alpha + tl.sum(b_weight, 0)
+        b_m = b_new
+    return b_acc / tl.where(b_l == 0.0, 1.0, b_l)[:, None]
+
+
+@triton.jit(do_not_specialize=["p_table", "p_lens", "p_plan", "stride_table", "num_rows"])
 def _decode_kernel(
     p_q,
     p_cache,
@@ -105,60 +149,69 @@ def _decode_kernel(
     p_out,
     p_partial,
     p_lse,
+    p_arrivals,
     stride_q_row,
     stride_q_head,
     stride_block,
     stride_head,
-    stride_kv,
     stride_table,
     stride_out_row,
     stride_out_head,
-    num_programs,
+    num_rows,
     scale,
     cap,
     HKV: tl.constexpr,
     G: tl.constexpr,
     G_PAD: tl.constexpr,
+    G_TWO: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     USE_DOT: tl.constexpr,
+    PIECES: tl.constexpr,
+    HEADER: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     i_p = tl.program_id(0)
+    begin(PDL)
     share = tl.load(p_plan)
     total = tl.load(p_plan + 1)
-    p_record = p_plan + 4 + i_p * 4
+    n_empty = tl.load(p_plan + 2)
+    p_record = p_plan + HEADER + i_p * 4
     i_row = tl.load(p_record)
     i_row_start = tl.load(p_record + 1)
     i_row_end = tl.load(p_record + 2)
     i_len = tl.load(p_record + 3)
-    p_starts = p_plan + 4 + num_programs * 4
-    i_unit = i_p * share
-    i_first_unit = i_unit
-    i_stop = tl.minimum(i_unit + share, total)
+    p_starts = p_plan + HEADER + tl.num_programs(0) * 4
+    i_first_unit = i_p * share
+    i_unit = i_first_unit
+    # All that was read decides whether there is work, so that all is asked for before the branch.
+    works = (i_row >= 0) & (i_row_end > i_row_start) & (i_len > 0)
+    i_stop = tl.where(works, tl.minimum(i_unit + share, total), 0)
 
     i_g = tl.arange(0, G_PAD)
     i_d = tl.arange(0, D_PAD)
     i_t = tl.arange(0, TILE)
     mask_q = (i_g < G)[:, None] & (i_d < D)[None, :]
+    i_token = (i_t % BLOCK_SIZE)[:, None] * D + i_d[None, :]  # where a token is in its block
 
     while i_unit < i_stop:
-        i_first, n_tiles, n_each, n_units = units(i_len, TILE, WINDOW, SPLITS)
-        i_head = (i_unit - i_row_start) // n_units
-        i_within = (i_unit - i_row_start) % n_units
-        n_now = tl.minimum(n_units - i_within, i_stop - i_unit)
-        if SPLITS > 0:
-            n_now = 1
-        i_begin = i_first + i_within * n_each
-        i_end = i_first + tl.minimum((i_within + n_now) * n_each, n_tiles)
+        i_first, n_tiles = tiles(i_len, TILE, WINDOW)
+        i_head = (i_unit - i_row_start) // n_tiles
+        i_within = (i_unit - i_row_start) % n_tiles
+        n_now = tl.minimum(n_tiles - i_within, i_stop - i_unit)
+        i_begin = i_first + i_within
+        # What the next piece needs if it is of the next row: here before it is asked for.
+        i_after = tl.minimum(i_row + 1, num_rows - 1)
+        i_after_end = tl.load(p_starts + i_after + 1)
+        i_after_len = tl.load(p_lens + i_after)
 
         i_row64 = i_row.to(tl.int64)
-        i_q_head = i_head * G + i_g
-        p_query = p_q + i_row64 * stride_q_row + i_q_head[:, None] * stride_q_head + i_d[None, :]
+        p_query = p_q + i_row64 * stride_q_row + i_head * G * stride_q_head
+        p_query = p_query + i_g[:, None] * stride_q_head + i_d[None, :]
         b_q = tl.load(p_query, mask=mask_q, other=0.0)
         p_row = p_table + i_row64 * stride_table
         p_k = p_cache + i_head.to(tl.int64) * stride_head
@@ -167,24 +220,31 @@ def _decode_kernel(
             i_visible = tl.maximum(i_len - WINDOW, 0)
 
         b_m = tl.full([G_PAD], float("-inf"), tl.float32)
-        b_l = tl.zeros([G_PAD], tl.float32)
+        b_l = tl.zeros([G_PAD, TILE], tl.float32)  # added up over the tile at the end
         b_acc = tl.zeros([G_PAD, D_PAD], tl.float32)
-        for i_tile in range(i_begin, i_end):
-            i_n = i_tile * TILE + i_t
+        # Blocks are looked up a tile ahead: keys and values are then asked for without waiting.
+        i_n = i_begin * TILE + i_t
+        b_block = tl.load(p_row + i_n // BLOCK_SIZE, mask=i_n < i_len, other=0)
+        for _ in range(n_now):
+            b_next = tl.load(p_row + (i_n + TILE) // BLOCK_SIZE, mask=i_n + TILE < i_len, other=0)
             seen = (i_n < i_len) & (i_n >= i_visible)
-            b_block = tl.load(p_row + i_n // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-            i_token = b_block * stride_block + (i_n % BLOCK_SIZE) * D
-            p_tile = p_k + i_token[:, None] + i_d[None, :]
+            if TILE % BLOCK_SIZE:  # a tile may begin within a block
+                i_token = (i_n % BLOCK_SIZE)[:, None] * D + i_d[None, :]
+            p_tile = p_k + b_block.to(tl.int64)[:, None] * stride_block + i_token
             mask_kv = seen[:, None] & (i_d < D)[None, :]
             b_k = tl.load(p_tile, mask=mask_kv, other=0.0)
-            b_v = tl.load(p_tile + stride_kv, mask=mask_kv, other=0.0)
+            b_v = tl.load(p_tile + BLOCK_SIZE * D, mask=mask_kv, other=0.0)
             b_s = _tile_scores(b_q, b_k, scale, cap, SOFTCAP, USE_DOT)
             b_s = tl.where(seen[None, :], b_s, float("-inf"))
-            b_new = tl.maximum(b_m, tl.max(b_s, 1))
+            i_n += TILE
+            b_block = b_next
+            # The scale, which is positive, is left to the exponent's fused multiply-add.
+            factor = 1.0 if SOFTCAP else scale
+            b_new = tl.maximum(b_m, tl.max(b_s, 1) * factor)
             b_shift = tl.where(b_new == float("-inf"), 0.0, b_new)
             b_alpha = tl.exp2(b_m - b_shift)
-            b_p = tl.exp2(b_s - b_shift[:, None])
-            b_l = b_l * b_alpha + tl.sum(b_p, 1)
+            b_p = tl.exp2(b_s * factor - b_shift[:, None])
+            b_l = b_l * b_alpha[:, None] + b_p
             if USE_DOT:
                 b_acc = b_acc * b_alpha[:, None]
                 b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision="ieee")
@@ -193,109 +253,54 @@ def _decode_kernel(
                 b_acc = b_acc * b_alpha[:, None] + b_pv
             b_m = b_new
 
-        b_l = tl.where(b_l == 0.0, 1.0, b_l)
-        b_result = b_acc / b_l[:, None]
-        if n_now == n_units:
-            p_whole = p_out + i_row64 * stride_out_row + i_q_head[:, None] * stride_out_head
-            tl.store(p_whole + i_d[None, :], b_result.to(p_out.dtype.element_ty), mask=mask_q)
+        b_sum = tl.sum(b_l, 1)
+        b_sum = tl.where(b_sum == 0.0, 1.0, b_sum)
+        b_result = b_acc / b_sum[:, None]
+        p_whole = p_out + i_row64 * stride_out_row + i_head * G * stride_out_head
+        if n_now == n_tiles:
+            p_o = p_whole + i_g[:, None] * stride_out_head + i_d[None, :]
+            tl.store(p_o, b_result.to(p_out.dtype.element_ty), mask=mask_q)
         else:
-            i_place = (i_p * 2 + tl.where(i_unit == i_first_unit, 0, 1)).to(tl.int64)
-            if SPLITS > 0:
-                i_place = (i_row64 * HKV + i_head) * SPLITS + i_within
+            i_place = i_p * 2 + tl.where(i_unit == i_first_unit, 0, 1)
             p_piece = p_partial + (i_place * G + i_g[:, None]) * D + i_d[None, :]
             tl.store(p_piece, b_result, mask=mask_q)
-            tl.store(p_lse + i_place * G + i_g, b_m + tl.log2(b_l), mask=i_g < G)
+            tl.store(p_lse + i_place * G + i_g, b_m + tl.log2(b_sum), mask=i_g < G)
+            i_whole = i_unit - i_within  # where the (row, head) begins in the line
+            i_home = i_whole // share
+            n_pieces = (i_whole + n_tiles - 1) // share - i_home + 1
+            tl.debug_barrier()
+            n_before = tl.atomic_add(p_arrivals + i_home, 1, sem="acq_rel", scope="gpu")
+            if n_before == n_pieces - 1:
+                i_late = tl.where(i_whole == i_home * share, 0, 1)
+                b_merged = _merged(
+                    p_partial, p_lse, i_home, i_late, n_pieces, G, G_TWO, D, D_PAD, PIECES
+                )
+                i_h = tl.arange(0, G_TWO)
+                p_o = p_whole + i_h[:, None] * stride_out_head + i_d[None, :]
+                mask = (i_h < G)[:, None] & (i_d < D)[None, :]
+                tl.store(p_o, b_merged.to(p_out.dtype.element_ty), mask=mask)
+                tl.store(p_arrivals + i_home, 0)
 
         i_unit += n_now
-        if i_unit < i_stop:
-            while i_row_end <= i_unit:  # on to the next row that has units
+        if i_unit < i_stop and i_unit >= i_row_end:
+            i_row += 1
+            i_row_start = i_row_end
+            i_row_end = i_after_end
+            i_len = i_after_len
+            while i_row_end <= i_unit:  # past rows of length 0
                 i_row += 1
-                i_row_start = i_row_end
                 i_row_end = tl.load(p_starts + i_row + 1)
-            i_len = tl.load(p_lens + i_row)
+                i_len = tl.load(p_lens + i_row)
 
-
-@triton.jit(do_not_specialize=["p_lens", "p_plan", "num_rows"])
-def _merge_kernel(
-    p_lens,
-    p_plan,
-    p_out,
-    p_partial,
-    p_lse,
-    stride_out_row,
-    stride_out_head,
-    num_rows,
-    HKV: tl.constexpr,
-    HKV_PAD: tl.constexpr,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    D_PAD: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr,
-    PIECES: tl.constexpr,
-):
-    """Add up the pieces of one query head of one (row, KV head); zero the rows of length 0."""
-    i_p = tl.program_id(0)
-    i_g = tl.program_id(1)
-    i_d = tl.arange(0, D_PAD)
-    if SPLITS > 0:
-        i_row = i_p // HKV
-        i_head = i_p % HKV
-        _, _, _, n_units = units(tl.load(p_lens + i_row), TILE, WINDOW, SPLITS)
-        n_pieces = tl.where(n_units > 1, n_units, 0)
-        i_place = i_p * SPLITS
-        i_late = 0
-    else:
-        share = tl.load(p_plan)
-        total = tl.load(p_plan + 1)
-        i_row = tl.load(p_plan + 4 + i_p * 4)
-        i_row_start = tl.load(p_plan + 4 + i_p * 4 + 1)
-        _, _, _, n_units = units(tl.load(p_plan + 4 + i_p * 4 + 3), TILE, WINDOW, SPLITS)
-        n_units = tl.maximum(n_units, 1)
-        i_begin = i_p * share
-        i_head = (i_begin - i_row_start) // n_units
-        i_within = (i_begin - i_row_start) % n_units
-        i_first = i_begin - i_within
-        # The share before this one holds the first piece: as its only piece, or as its last.
-        works = (i_begin < total) & (i_within > 0) & (i_within <= share)
-        n_pieces = tl.where(works, (i_first + n_units - 1) // share - i_p + 2, 0)
-        i_place = (i_p - 1) * 2
-        i_late = tl.where(i_within < share, 1, 0)
-
-    b_m = float("-inf")
-    b_l = 0.0
-    b_acc = tl.zeros([D_PAD], tl.float32)
-    for i_base in range(0, n_pieces, PIECES):
-        i_piece = i_base + tl.arange(0, PIECES)
-        exists = i_piece < n_pieces
-        if SPLITS > 0:
-            i_from = (i_place + i_piece).to(tl.int64)
-        else:
-            i_from = (i_place + i_piece * 2 + tl.where(i_piece == 0, i_late, 0)).to(tl.int64)
-        i_from = i_from * G + i_g
-        b_lse = tl.load(p_lse + i_from, mask=exists, other=float("-inf"))
-        mask = exists[:, None] & (i_d < D)[None, :]
-        b_piece = tl.load(p_partial + i_from[:, None] * D + i_d[None, :], mask=mask, other=0.0)
-        b_new = tl.maximum(b_m, tl.max(b_lse, 0))
-        b_shift = tl.where(b_new == float("-inf"), 0.0, b_new)
-        b_weight = tl.exp2(b_lse - b_shift)
-        b_alpha = tl.exp2(b_m - b_shift)
-        b_acc = b_acc * b_alpha + tl.sum(b_weight[:, None] * b_piece, 0)
-        b_l = b_l * b_alpha + tl.sum(b_weight, 0)
-        b_m = b_new
-    if n_pieces > 0:
-        b_result = b_acc / tl.where(b_l == 0.0, 1.0, b_l)
-        p_o = p_out + i_row.to(tl.int64) * stride_out_row + (i_head * G + i_g) * stride_out_head
-        tl.store(p_o + i_d, b_result.to(p_out.dtype.element_ty), mask=i_d < D)
-
-    i_h = tl.arange(0, HKV_PAD)
-    for i_empty in range(i_p, num_rows, tl.num_programs(0)):
-        if tl.load(p_lens + i_empty) <= 0:
-            p_row = p_out + i_empty * stride_out_row
-            p_o = p_row + (i_h * G + i_g)[:, None] * stride_out_head + i_d[None, :]
-            b_zero = tl.zeros([HKV_PAD, D_PAD], p_out.dtype.element_ty)
-            tl.store(p_o, b_zero, mask=(i_h < HKV)[:, None] & (i_d < D)[None, :])
+    if n_empty > 0:
+        for i_empty in range(i_p, num_rows, tl.num_programs(0)):
+            if tl.load(p_lens + i_empty) <= 0:
+                p_whole = p_out + tl.cast(i_empty, tl.int64) * stride_out_row
+                b_zero = tl.zeros([G_PAD, D_PAD], p_out.dtype.element_ty)
+                for i_head in range(HKV):
+                    i_h = i_head * G + i_g
+                    p_o = p_whole + i_h[:, None] * stride_out_head + i_d[None, :]
+                    tl.store(p_o, b_zero, mask=mask_q)
 
 
 def attention_decode(
@@ -310,26 +315,26 @@ def attention_decode(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    pdl: bool = False,
 ) -> None:
     """Write to *out* [R, Hq, D] the attention of q [R, Hq, D], one token a row, over the cache.
 
     cache: [num_blocks, Hkv, 2, block_size, D] in the type of q. block_table: int32 [R, B].
     seq_lens: int32 [R], tokens of a row with the query's own, whose key is in the cache; 0: a
     padding row. plan: of the same lengths and window (``plan_decode``). The query sees the last
-    *window* tokens (0: all). Rows and heads of q and out may be apart by any stride.
+    *window* tokens (0: all). Rows and heads of q and out may be apart by any stride. *pdl*: see
+    ``zlm.kernels.chain``.
     """
     rows, num_heads, head_dim = q.shape
     num_kv_heads, block_size = cache.shape[1], cache.shape[3]
-    assert q.dtype == cache.dtype and cache.stride(3) == head_dim and cache.stride(4) == 1
+    assert q.dtype == cache.dtype and cache.stride()[2:] == (block_size * head_dim, head_dim, 1)
     assert q.stride(2) == 1 and out.stride(2) == 1 and out.shape == q.shape
     if not rows:
         return
-    group, config, splits = num_heads // num_kv_heads, workspace.config, workspace.fixed_splits
+    group, config = num_heads // num_kv_heads, workspace.config(rows)
     padded = max(triton.next_power_of_2(head_dim), 16)
-    group_padded = triton.next_power_of_2(group)
-    shape = {"HKV": num_kv_heads, "G": group, "D": head_dim, "D_PAD": padded}
-    cut = {"TILE": config.tile, "WINDOW": window, "SPLITS": splits}
-    _decode_kernel[(workspace.programs,)](
+    group_two = triton.next_power_of_2(group)
+    _decode_kernel[(workspace.programs(rows),)](
         q,
         cache,
         block_table,
@@ -338,40 +343,34 @@ def attention_decode(
         out,
         workspace.partial,
         workspace.partial_lse,
+        workspace.arrivals,
         q.stride(0),
         q.stride(1),
         cache.stride(0),
         cache.stride(1),
-        cache.stride(2),
         block_table.stride(0),
         out.stride(0),
         out.stride(1),
-        workspace.programs,
+        rows,
         # With a soft cap the exponential is that of tanh: exp(2 score / cap).
         (2.0 * scale / softcap if softcap else scale) * LOG2_E,
         softcap * LOG2_E,
-        G_PAD=max(group_padded, 16) if workspace.use_dot else group_padded,
+        HKV=num_kv_heads,
+        G=group,
+        G_PAD=max(group_two, 16) if workspace.use_dot else group_two,
+        G_TWO=group_two,
+        D=head_dim,
+        D_PAD=padded,
+        TILE=config.tile,
         BLOCK_SIZE=block_size,
+        WINDOW=window,
         SOFTCAP=softcap > 0.0,
         USE_DOT=workspace.use_dot,
+        PIECES=max(MERGE_ELEMENTS * 32 * config.warps // (group_two * padded), 1),
+        HEADER=PLAN_HEADER,
+        PDL=pdl,
         num_warps=config.warps,
         num_stages=config.stages,
-        **shape,
-        **cut,
-    )
-    merges = rows * num_kv_heads if splits else workspace.programs
-    _merge_kernel[(merges, group)](
-        seq_lens,
-        plan,
-        out,
-        workspace.partial,
-        workspace.partial_lse,
-        out.stride(0),
-        out.stride(1),
-        rows,
-        HKV_PAD=triton.next_power_of_2(num_kv_heads),
-        PIECES=MERGE_PIECES,
-        num_warps=4,
-        **shape,
-        **cut,
+        maxnreg=config.registers,  # merging must not cost programs their place on the card
+        launch_pdl=pdl,
     )

@@ -4,54 +4,72 @@ The theory is told in ``zlm.kernels.attention_decode``: all tiles of all rows an
 one line, and each program takes an equal share of it. The plan, made on the device from the lengths
 alone, says where each program's share begins. It is int32:
 
-    units of a share, units of the line, 0, 0
+    tiles of a share, tiles of the line, rows of length 0, 0
     for each program: its row, where the row begins and ends in the line, the row's length
     where each row begins in the line, and the line's end                         [rows + 1]
 
 A record is all that a program needs for its first piece, in one load.
+
+A share is the line's tiles over the programs, but no less than ``DecodeConfig.least`` (or than the
+longest row has, if fewer), nor so small that one (row, head) falls into more than about
+``MOST_PIECE_BYTES`` of partial results: one program adds them up, and what it can read in time is
+less than what the others read side by side.
+
+Few rows and many want different settings: with few the way of one program takes the time, with many
+the memory does. The rows of a launch, those of padding with them, are known where it is captured,
+so plan and kernel choose by them alike.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from zlm.kernels.chain import begin
 
 PLAN_HEADER, PLAN_RECORD = 4, 4
 PLAN_PROGRAMS = 8  # records made by one program of the plan kernel
 PLAN_ROWS = 256  # rows it looks at at once
+MOST_PIECE_BYTES = 2**18  # some 3 µs of reading for one program
+FEW_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How a decode kernel runs: tokens of a tile, warps, stages, programs on a multiprocessor."""
+    """How the decode kernel runs on a card."""
 
-    tile: int
+    tile: int  # tokens
     warps: int
     stages: int
-    programs: int
+    programs: int  # that run on a multiprocessor at once
+    least: int = 1  # tiles of a share
+
+    @property
+    def registers(self) -> int:
+        """What a thread may have for all programs of a multiprocessor to run at once."""
+        return min(65_536 // (self.programs * self.warps * 32) // 8 * 8, 255)
 
 
-# By padded head_dim, for elements of 2 bytes; those of 4 take half the tile. A key's address needs
-# its block from the table first, and each of the two loads takes half of the stages: with 5, keys
-# and values come two tiles ahead and have 2 buffers (seen in the compiled code of Triton 3.6), with
-# 3 or 4 nothing overlaps. A tile of 16 to 32 KiB ahead on each of 2 to 4 programs is 64 to 96 KiB
-# in flight on a multiprocessor, 3 to 4 times what 4.2 TB/s need at 700 ns of latency. Shared memory
-# of a program: 37 KiB at D = 64, 71 at 128, 74 at 256.
-CONFIGS: dict[str, dict[int, DecodeConfig]] = {
+FewAndMany = tuple[DecodeConfig, DecodeConfig]  # for at most FEW_ROWS rows, for more
+
+# By padded head_dim, for elements of 2 bytes; those of 4 take half the tile. Measured on an H200 by
+# ``bench/attention.py``, but for 32. With n stages keys and values come n - 1 tiles ahead and have
+# as many buffers (seen in the compiled code of Triton 3.6): 64 KiB and more are under way on a
+# multiprocessor, 3 times what 4.2 TB/s need at 700 ns of latency.
+CONFIGS: dict[str, dict[int, FewAndMany]] = {
     "NVIDIA H200": {
-        32: DecodeConfig(64, 4, 5, 4),
-        64: DecodeConfig(64, 4, 5, 4),
-        128: DecodeConfig(64, 4, 5, 3),
-        256: DecodeConfig(32, 4, 5, 2),  # 193 registers a thread
+        32: (DecodeConfig(64, 4, 3, 4), DecodeConfig(64, 4, 3, 4)),
+        64: (DecodeConfig(64, 4, 3, 4), DecodeConfig(32, 2, 3, 8)),
+        128: (DecodeConfig(64, 4, 3, 3, least=2), DecodeConfig(32, 4, 3, 4)),
+        256: (DecodeConfig(32, 4, 3, 2, least=3), DecodeConfig(32, 4, 3, 2)),
     },
 }
-DEFAULT_CONFIGS = {
-    32: DecodeConfig(64, 4, 5, 2),
-    64: DecodeConfig(64, 4, 5, 2),
-    128: DecodeConfig(32, 4, 5, 2),
-    256: DecodeConfig(16, 4, 5, 2),
+DEFAULT_CONFIGS: dict[int, FewAndMany] = {
+    32: (DecodeConfig(64, 4, 3, 2), DecodeConfig(64, 4, 3, 2)),
+    64: (DecodeConfig(64, 4, 3, 2), DecodeConfig(64, 4, 3, 2)),
+    128: (DecodeConfig(32, 4, 3, 2), DecodeConfig(32, 4, 3, 2)),
+    256: (DecodeConfig(16, 4, 3, 2), DecodeConfig(16, 4, 3, 2)),
 }
 NO_DOT_TILE = 16  # its broadcast products hold G * TILE * D numbers in registers
 
@@ -60,67 +78,81 @@ NO_DOT_TILE = 16  # its broadcast products hold G * TILE * D numbers in register
 class DecodeWorkspace:
     """Buffers of decode attention for one geometry; made once, shared by all layers and steps.
 
-    One launch at a time may use it (one stream). Plan and kernels must be given the same one.
+    One launch at a time may use it (one stream). Plan and kernel must be given the same one. They
+    are large enough for either setting.
     """
 
-    partial: Tensor  # float32 [places, G, D]: attention of a piece
-    partial_lse: Tensor  # float32 [places, G]: log2 of a piece's softmax sum
-    programs: int
-    fixed_splits: int  # 0: shares of the line
+    partial: Tensor  # float32 [2 * programs, G, D]: attention of a piece
+    partial_lse: Tensor  # float32 [2 * programs, G]: log2 of a piece's softmax sum
+    arrivals: Tensor  # int32 [programs]: pieces that are done; 0 between launches
     use_dot: bool
-    config: DecodeConfig
+    configs: FewAndMany
+    processors: int
+
+    def config(self, rows: int) -> DecodeConfig:
+        """Return the setting of a launch over *rows* rows."""
+        return self.configs[rows > FEW_ROWS]
+
+    def programs(self, rows: int) -> int:
+        """Return the programs of a launch over *rows* rows."""
+        return self.processors * self.config(rows).programs
 
 
 @triton.jit
-def units(i_len, TILE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr):
-    """Return (first tile, tiles, tiles of a unit, units) of rows of *i_len* tokens.
-
-    A unit is what the line is made of: a tile, or with SPLITS a fixed part of a row.
-    """
+def tiles(i_len, TILE: tl.constexpr, WINDOW: tl.constexpr):
+    """Return (first tile, number of tiles) of rows of *i_len* tokens."""
     i_first = i_len * 0
     if WINDOW > 0:
         i_first = tl.maximum(i_len - WINDOW, 0) // TILE
-    n_tiles = tl.where(i_len > 0, (i_len + TILE - 1) // TILE - i_first, 0)
-    n_each = n_tiles * 0 + 1
-    n_units = n_tiles
-    if SPLITS > 0:
-        n_each = tl.maximum((n_tiles + SPLITS - 1) // SPLITS, 1)
-        n_units = (n_tiles + n_each - 1) // n_each
-    return i_first, n_tiles, n_each, n_units
+    return i_first, tl.where(i_len > 0, (i_len + TILE - 1) // TILE - i_first, 0)
 
 
-@triton.jit(do_not_specialize=["p_lens", "p_plan", "num_rows", "num_programs"])
+@triton.jit(
+    do_not_specialize=["p_lens", "p_plan", "num_rows", "num_programs", "least", "most_pieces"]
+)
 def _plan_kernel(
     p_lens,
     p_plan,
     num_rows,
     num_programs,
+    least,
+    most_pieces,
     HKV: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr,
+    HEADER: tl.constexpr,
     ROWS: tl.constexpr,
     PROGRAMS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Write the share's size, PROGRAMS records, and (program 0) where each row begins."""
+    begin(PDL)
     i_program = tl.program_id(0) * PROGRAMS + tl.arange(0, PROGRAMS)
-    p_starts = p_plan + 4 + num_programs * 4
+    p_starts = p_plan + HEADER + num_programs * 4
     total = 0
+    longest = 0
+    n_empty = 0
     for i_base in range(0, num_rows, ROWS):
         i_row = i_base + tl.arange(0, ROWS)
-        i_len = tl.load(p_lens + i_row, mask=i_row < num_rows, other=0)
-        _, _, _, n_units = units(i_len, TILE, WINDOW, SPLITS)
-        b_end = total + tl.cumsum(n_units * HKV, 0)
+        i_len = tl.load(p_lens + i_row, mask=i_row < num_rows, other=1)
+        _, n_tiles = tiles(i_len, TILE, WINDOW)
+        n_tiles = tl.where(i_row < num_rows, n_tiles, 0)
+        b_end = total + tl.cumsum(n_tiles * HKV, 0)
         if tl.program_id(0) == 0:
             tl.store(p_starts + 1 + i_row, b_end, mask=i_row < num_rows)
-        total += tl.sum(n_units, 0) * HKV
-    share = tl.maximum((total + num_programs - 1) // num_programs, 1)
+        total += tl.sum(n_tiles, 0) * HKV
+        longest = tl.maximum(longest, tl.max(n_tiles, 0))
+        n_empty += tl.sum((i_len <= 0).to(tl.int32), 0)
+    least = tl.minimum(least, tl.maximum(longest, 1))
+    share = tl.maximum((total + num_programs - 1) // num_programs, least)
+    share = tl.maximum(share, (longest + most_pieces - 1) // most_pieces)
     if tl.program_id(0) == 0:
         tl.store(p_starts, 0)
         tl.store(p_plan, share)
         tl.store(p_plan + 1, total)
+        tl.store(p_plan + 2, n_empty)
 
-    # A program's row is the last that begins at or before its share and has units.
+    # A program's row is the last that begins at or before its share and has tiles.
     i_begin = i_program * share
     b_row = tl.zeros([PROGRAMS], tl.int32)
     b_start = tl.zeros([PROGRAMS], tl.int32)
@@ -128,20 +160,20 @@ def _plan_kernel(
     for i_base in range(0, num_rows, ROWS):
         i_row = i_base + tl.arange(0, ROWS)
         i_len = tl.load(p_lens + i_row, mask=i_row < num_rows, other=0)
-        _, _, _, n_units = units(i_len, TILE, WINDOW, SPLITS)
-        b_end = base + tl.cumsum(n_units * HKV, 0)
+        _, n_tiles = tiles(i_len, TILE, WINDOW)
+        b_end = base + tl.cumsum(n_tiles * HKV, 0)
         before = (b_end[None, :] <= i_begin[:, None]) & (i_row < num_rows)[None, :]
         b_row += tl.sum(before.to(tl.int32), 1)
         b_start = tl.maximum(b_start, tl.max(tl.where(before, b_end[None, :], 0), 1))
-        base += tl.sum(n_units, 0) * HKV
+        base += tl.sum(n_tiles, 0) * HKV
     works = (i_begin < total) & (i_program < num_programs)
     i_len = tl.load(p_lens + b_row, mask=works, other=0)
-    _, _, _, n_units = units(i_len, TILE, WINDOW, SPLITS)
-    p_record = p_plan + 4 + i_program * 4
+    _, n_tiles = tiles(i_len, TILE, WINDOW)
+    p_record = p_plan + HEADER + i_program * 4
     exists = i_program < num_programs
     tl.store(p_record, b_row, mask=exists)
     tl.store(p_record + 1, b_start, mask=exists)
-    tl.store(p_record + 2, tl.where(works, b_start + n_units * HKV, b_start), mask=exists)
+    tl.store(p_record + 2, tl.where(works, b_start + n_tiles * HKV, b_start), mask=exists)
     tl.store(p_record + 3, i_len, mask=exists)
 
 
@@ -152,68 +184,82 @@ def allocate_workspace(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    max_rows: int,
-    fixed_splits: int = 0,
     use_dot: bool | None = None,
-    programs: int | None = None,
+    processors: int | None = None,
+    configs: FewAndMany | None = None,
 ) -> DecodeWorkspace:
-    """Return buffers for at most *max_rows* rows with q and cache of *dtype*.
+    """Return buffers for any number of rows with q and cache of *dtype*.
 
-    *use_dot* and *programs* (None: what the device has) can be set for tests.
+    *use_dot*, *processors* (None: what the device has) and *configs* (None: the tuned ones) can be
+    set for tests and benches.
     """
-    config = _config(device, head_dim, dtype)
+    few, many = configs or _configs(device, head_dim, dtype)
     if use_dot is None:
         use_dot = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
     if not use_dot:
-        config = DecodeConfig(NO_DOT_TILE, 8, 1, config.programs)
-    if programs is None:
+        few = many = DecodeConfig(NO_DOT_TILE, warps=8, stages=1, programs=2)
+    if processors is None:
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-        programs = processors * config.programs
+    programs = processors * max(few.programs, many.programs)
     group = num_heads // num_kv_heads
-    places = max_rows * num_kv_heads * fixed_splits if fixed_splits else 2 * programs
     return DecodeWorkspace(
-        partial=torch.empty((places, group, head_dim), dtype=torch.float32, device=device),
-        partial_lse=torch.empty((places, group), dtype=torch.float32, device=device),
-        programs=programs,
-        fixed_splits=fixed_splits,
+        partial=torch.empty((2 * programs, group, head_dim), dtype=torch.float32, device=device),
+        partial_lse=torch.empty((2 * programs, group), dtype=torch.float32, device=device),
+        arrivals=torch.zeros(programs, dtype=torch.int32, device=device),
         use_dot=use_dot,
-        config=config,
+        configs=(few, many),
+        processors=processors,
     )
 
 
 def plan_size(max_rows: int, workspace: DecodeWorkspace) -> int:
     """Return the int32 elements of a plan for at most *max_rows* rows."""
-    return PLAN_HEADER + PLAN_RECORD * workspace.programs + max_rows + 1
+    return PLAN_HEADER + PLAN_RECORD * workspace.arrivals.shape[0] + max_rows + 1
 
 
 def plan_decode(
-    seq_lens: Tensor, *, out: Tensor, workspace: DecodeWorkspace, num_kv_heads: int, window: int = 0
+    seq_lens: Tensor,
+    *,
+    out: Tensor,
+    workspace: DecodeWorkspace,
+    num_kv_heads: int,
+    window: int = 0,
+    pdl: bool = False,
 ) -> None:
     """Write to *out* the plan of rows *seq_lens* (int32 [R]).
 
     *out* is int32 and has ``plan_size`` elements or more.
 
-    The plan holds for every layer with this window until the lengths change.
+    The plan holds for every layer with this window until the lengths change. *pdl*: see
+    ``zlm.kernels.chain``.
     """
-    assert out.numel() >= plan_size(seq_lens.shape[0], workspace) and out.dtype == torch.int32
-    _plan_kernel[(triton.cdiv(workspace.programs, PLAN_PROGRAMS),)](
+    rows = seq_lens.shape[0]
+    assert out.numel() >= plan_size(rows, workspace) and out.dtype == torch.int32
+    piece_bytes = workspace.partial[0].nbytes
+    config, programs = workspace.config(rows), workspace.programs(rows)
+    _plan_kernel[(triton.cdiv(programs, PLAN_PROGRAMS),)](
         seq_lens,
         out,
-        seq_lens.shape[0],
-        workspace.programs,
+        rows,
+        programs,
+        config.least,
+        max(MOST_PIECE_BYTES // piece_bytes, 1),
         HKV=num_kv_heads,
-        TILE=workspace.config.tile,
+        TILE=config.tile,
         WINDOW=window,
-        SPLITS=workspace.fixed_splits,
+        HEADER=PLAN_HEADER,
         ROWS=PLAN_ROWS,
         PROGRAMS=PLAN_PROGRAMS,
+        PDL=pdl,
         num_warps=4,
+        launch_pdl=pdl,
     )
 
 
-def _config(device: torch.device, head_dim: int, dtype: torch.dtype) -> DecodeConfig:
+def _configs(device: torch.device, head_dim: int, dtype: torch.dtype) -> FewAndMany:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    config = CONFIGS.get(name, DEFAULT_CONFIGS)[max(triton.next_power_of_2(head_dim), 32)]
+    few, many = CONFIGS.get(name, DEFAULT_CONFIGS)[max(triton.next_power_of_2(head_dim), 32)]
     if dtype.itemsize == 2:
-        return config
-    return DecodeConfig(max(config.tile // 2, 16), config.warps, config.stages, config.programs)
+        return few, many
+    halves = [replace(config, tile=max(config.tile // 2, 16)) for config in (few, many)]
+    return halves[0], halves[1]

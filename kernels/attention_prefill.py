@@ -19,6 +19,11 @@ A program goes over the keys of its tile in up to three loops, of which the long
     keys      0 ........ |first seen          all queries see these          |  diagonal  |
     loop                 |  masked (window)   |           unmasked           |   masked   |
 
+With FIXED all of it is one masked loop: which of the three a key falls in depends on the tile, and
+a compiler may round the same expression differently in each. Keys come in steps that are aligned in
+the sequence, and one that a query sees nothing of leaves its sums as they are: so then a query's
+result has the same bits whatever tile it is in, and whether its prompt came in one chunk or many.
+
 The layout of the cache is told in ``zlm.kernels.attention_decode``.
 """
 
@@ -28,6 +33,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from zlm.kernels.chain import begin
 
 LOG2_E = 1.4426950408889634
 PLAN_ITEMS = 16  # tiles ranked by one program of the plan kernel
@@ -36,24 +42,29 @@ PLAN_ROWS = 128  # rows it looks at at once
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """How the kernel runs: packed query rows of a tile, keys of a step, warps, stages."""
+    """How the kernel runs on a card."""
 
-    block_m: int
-    block_n: int
+    block_m: int  # packed query rows of a tile
+    block_n: int  # keys of a step
     warps: int
     stages: int
+    programs: int = 1  # that run on a multiprocessor at once
+
+    @property
+    def registers(self) -> int:
+        """What a thread may have for so many programs to run at once."""
+        return min(65_536 // (self.programs * self.warps * 32) // 8 * 8, 255)
 
 
-# By padded head_dim, for elements of 2 bytes. A key's address needs its block from the table first,
-# and each of the two loads takes half of the stages: with 5, keys and values come two steps ahead
-# and have 3 buffers (seen in the compiled code of Triton 3.6); with 3 they would come too late to
-# overlap with anything. Shared memory: 64 KiB at D = 64, 129 at 128, 161 at 256.
+# By padded head_dim, for elements of 2 bytes. Measured on an H200 (not 32): ``bench/attention.py``.
+# With n stages keys and values come n - 1 steps ahead and have n buffers (seen in the compiled code
+# of Triton 3.6).
 CONFIGS: dict[str, dict[int, PrefillConfig]] = {
     "NVIDIA H200": {
-        32: PrefillConfig(128, 64, 4, 5),
-        64: PrefillConfig(128, 64, 4, 5),
-        128: PrefillConfig(128, 64, 8, 5),
-        256: PrefillConfig(128, 32, 8, 5),
+        32: PrefillConfig(64, 64, 4, 3, 3),
+        64: PrefillConfig(64, 64, 4, 3, 3),
+        128: PrefillConfig(128, 64, 8, 3),
+        256: PrefillConfig(128, 32, 8, 3),
     },
 }
 DEFAULT_CONFIGS = {
@@ -124,8 +135,10 @@ def _plan_kernel(
     CAP: tl.constexpr,
     ITEMS: tl.constexpr,
     ROWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Rank ITEMS tiles and write each as (row, tile) at its rank; row -1 where there is none."""
+    begin(PDL)
     i_item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
     # Which row: the number of rows whose tiles all come before.
     b_row = tl.zeros([ITEMS], tl.int32)
@@ -186,7 +199,6 @@ def _key_loop(
     p_row,
     p_k,
     stride_block,
-    stride_kv,
     i_begin,
     i_end,
     i_position,
@@ -203,37 +215,42 @@ def _key_loop(
 ):
     """Attend to keys i_begin .. i_end, multiples of BLOCK_N; return (acc, maxima, sums)."""
     i_d = tl.arange(0, D_PAD)
+    i_n = tl.arange(0, BLOCK_N)
+    i_token = (i_n % BLOCK_SIZE)[:, None] * D + i_d[None, :]  # where a token is in its block
+    # Blocks are looked up a step ahead: keys and values are then asked for without waiting.
+    i_key = i_begin + i_n
+    b_block = tl.load(p_row + i_key // BLOCK_SIZE, mask=i_key < i_len, other=0)
     for i_base in range(i_begin, i_end, BLOCK_N):
-        i_n = i_base + tl.arange(0, BLOCK_N)
-        if MASKED:
-            exists = i_n < i_len
-            b_block = tl.load(p_row + i_n // BLOCK_SIZE, mask=exists, other=0).to(tl.int64)
-            mask = exists[:, None] & (i_d < D)[None, :]
-        else:
-            b_block = tl.load(p_row + i_n // BLOCK_SIZE).to(tl.int64)
-            mask = (i_n >= 0)[:, None] & (i_d < D)[None, :]
-        i_token = b_block * stride_block + (i_n % BLOCK_SIZE) * D
-        p_tile = p_k + i_token[:, None] + i_d[None, :]
+        i_key = i_base + i_n
+        i_next = i_key + BLOCK_N
+        b_next = tl.load(p_row + i_next // BLOCK_SIZE, mask=i_next < i_len, other=0)
+        if BLOCK_N % BLOCK_SIZE:  # a step may begin within a block
+            i_token = (i_key % BLOCK_SIZE)[:, None] * D + i_d[None, :]
+        p_tile = p_k + b_block.to(tl.int64)[:, None] * stride_block + i_token
         if MASKED or D != D_PAD:
+            mask = (i_key < i_len)[:, None] & (i_d < D)[None, :]
             b_k = tl.load(p_tile, mask=mask, other=0.0)
-            b_v = tl.load(p_tile + stride_kv, mask=mask, other=0.0)
+            b_v = tl.load(p_tile + BLOCK_SIZE * D, mask=mask, other=0.0)
         else:
             b_k = tl.load(p_tile)
-            b_v = tl.load(p_tile + stride_kv)
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
+            b_v = tl.load(p_tile + BLOCK_SIZE * D)
+        b_block = b_next
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
         if SOFTCAP:
-            b_s = cap * (1.0 - 2.0 / (tl.exp2(b_s) + 1.0))
+            b_s = cap * (1.0 - 2.0 / (tl.exp2(b_s * scale) + 1.0))
         if MASKED:
-            seen = i_n[None, :] <= i_position[:, None]
+            seen = i_key[None, :] <= i_position[:, None]
             if WINDOW > 0:
-                seen = seen & (i_n[None, :] > i_position[:, None] - WINDOW)
+                seen = seen & (i_key[None, :] > i_position[:, None] - WINDOW)
             b_s = tl.where(seen, b_s, float("-inf"))
-        b_new = tl.maximum(b_m, tl.max(b_s, 1))
+        # The scale, which is positive, is left to the exponent's fused multiply-add.
+        factor = 1.0 if SOFTCAP else scale
+        b_new = tl.maximum(b_m, tl.max(b_s, 1) * factor)
         b_shift = b_new
         if MASKED:  # a query may have seen nothing yet
             b_shift = tl.where(b_new == float("-inf"), 0.0, b_new)
         b_alpha = tl.exp2(b_m - b_shift)
-        b_p = tl.exp2(b_s - b_shift[:, None])
+        b_p = tl.exp2(b_s * factor - b_shift[:, None])
         b_l = b_l * b_alpha + tl.sum(b_p, 1)
         b_acc = b_acc * b_alpha[:, None]
         b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision="ieee")
@@ -254,7 +271,6 @@ def _prefill_kernel(
     stride_q_head,
     stride_block,
     stride_head,
-    stride_kv,
     stride_table,
     stride_out_token,
     stride_out_head,
@@ -269,7 +285,10 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    FIXED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    begin(PDL)
     i_head = tl.program_id(0)
     i_item = tl.program_id(1)
     i_row = tl.load(p_work + i_item * 2)
@@ -304,6 +323,8 @@ def _prefill_kernel(
         i_window_end = tl.maximum(i_window_end, i_low)
         i_diagonal = tl.maximum(i_diagonal, i_low)
         i_window_end = tl.minimum(i_window_end, i_diagonal)
+    if FIXED:
+        i_diagonal = i_low
 
     p_row = p_table + i_row.to(tl.int64) * stride_table
     p_k = p_cache + i_head.to(tl.int64) * stride_head
@@ -311,17 +332,18 @@ def _prefill_kernel(
     b_l = tl.zeros([BLOCK_M], tl.float32)
     b_acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
     # fmt: off
-    if WINDOW > 0:
+    if WINDOW > 0 and not FIXED:
         b_acc, b_m, b_l = _key_loop(
-            b_q, b_acc, b_m, b_l, p_row, p_k, stride_block, stride_kv, i_low, i_window_end,
+            b_q, b_acc, b_m, b_l, p_row, p_k, stride_block, i_low, i_window_end,
             i_position, i_len, scale, cap, D, D_PAD, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, True,
         )
+    if not FIXED:
+        b_acc, b_m, b_l = _key_loop(
+            b_q, b_acc, b_m, b_l, p_row, p_k, stride_block, i_window_end, i_diagonal,
+            i_position, i_len, scale, cap, D, D_PAD, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, False,
+        )
     b_acc, b_m, b_l = _key_loop(
-        b_q, b_acc, b_m, b_l, p_row, p_k, stride_block, stride_kv, i_window_end, i_diagonal,
-        i_position, i_len, scale, cap, D, D_PAD, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, False,
-    )
-    b_acc, b_m, b_l = _key_loop(
-        b_q, b_acc, b_m, b_l, p_row, p_k, stride_block, stride_kv, i_diagonal, i_last + 1,
+        b_q, b_acc, b_m, b_l, p_row, p_k, stride_block, i_diagonal, i_last + 1,
         i_position, i_len, scale, cap, D, D_PAD, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, True,
     )
     # fmt: on
@@ -336,21 +358,32 @@ def num_tiles(num_tokens: int, num_rows: int, queries: int) -> int:
 
 
 def tile_queries(
-    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    config: PrefillConfig | None = None,
 ) -> int:
     """Return the queries of a tile for this geometry: the plan's ``queries``."""
-    block_m = _config(device, head_dim, dtype).block_m
+    block_m = (config or _config(device, head_dim, dtype)).block_m
     return max(block_m // (num_heads // num_kv_heads), 1)
 
 
 def plan_prefill(
-    query_starts: Tensor, seq_lens: Tensor, *, out: Tensor, queries: int, window: int = 0
+    query_starts: Tensor,
+    seq_lens: Tensor,
+    *,
+    out: Tensor,
+    queries: int,
+    window: int = 0,
+    pdl: bool = False,
 ) -> None:
     """Write to *out* (int32 [items, 2]) the tiles of a step, heavy ones first, as (row, tile).
 
     query_starts: int32 [R + 1], offsets among the step's tokens; seq_lens: int32 [R]. *out* must
     have ``num_tiles`` items or more; those past the last tile get row -1. The list serves every
-    layer with this window and geometry.
+    layer with this window and geometry. *pdl*: see ``zlm.kernels.chain``.
     """
     assert out.dtype == torch.int32 and out.is_contiguous() and out.shape[1] == 2
     rows, items = seq_lens.shape[0], out.shape[0]
@@ -364,7 +397,9 @@ def plan_prefill(
         CAP=window + queries if window else 0,
         ITEMS=PLAN_ITEMS,
         ROWS=PLAN_ROWS,
+        PDL=pdl,
         num_warps=4,
+        launch_pdl=pdl,
     )
 
 
@@ -380,21 +415,27 @@ def attention_prefill(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    fixed: bool = False,
+    pdl: bool = False,
+    config: PrefillConfig | None = None,
 ) -> None:
     """Write to *out* [T, Hq, D] the causal attention of q [T, Hq, D] over the paged cache.
 
     cache: [num_blocks, Hkv, 2, block_size, D] in the type of q, with the keys and values of these
     tokens. block_table: int32 [R, B]; query_starts: int32 [R + 1], offsets in q (the first need not
     be 0); seq_lens: int32 [R]; plan: ``plan_prefill`` of the same. A query sees the last *window*
-    tokens up to itself (0: all). Tokens of no row are not written. Needs ``tl.dot`` (sm80 on).
+    tokens up to itself (0: all). Tokens of no row are not written. *fixed*: a query's bits do not
+    depend on the chunk and the tile that it is in. *pdl*: see ``zlm.kernels.chain``.
+    *config* (None: the tuned one) must be that of the plan's ``queries``. Needs ``tl.dot`` (sm80
+    on).
     """
     num_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = cache.shape[1], cache.shape[3]
-    assert q.dtype == cache.dtype and cache.stride(3) == head_dim and cache.stride(4) == 1
+    assert q.dtype == cache.dtype and cache.stride()[2:] == (block_size * head_dim, head_dim, 1)
     assert q.stride(2) == 1 and out.stride(2) == 1 and out.shape == q.shape
     if not plan.shape[0]:
         return
-    config = _config(q.device, head_dim, q.dtype)
+    config = config or _config(q.device, head_dim, q.dtype)
     group = num_heads // num_kv_heads
     _prefill_kernel[(num_kv_heads, plan.shape[0])](
         q,
@@ -408,7 +449,6 @@ def attention_prefill(
         q.stride(1),
         cache.stride(0),
         cache.stride(1),
-        cache.stride(2),
         block_table.stride(0),
         out.stride(0),
         out.stride(1),
@@ -424,8 +464,12 @@ def attention_prefill(
         BLOCK_SIZE=block_size,
         WINDOW=window,
         SOFTCAP=softcap > 0.0,
+        FIXED=fixed,
+        PDL=pdl,
         num_warps=config.warps,
         num_stages=config.stages,
+        maxnreg=config.registers,
+        launch_pdl=pdl,
     )
 
 

@@ -1,7 +1,7 @@
 """What the small-M products share: activations, epilogue, and what a product is asked to do.
 
-Device functions and one record; the kernels are linear_gemv (M of a few) and linear_tile (up to
-64), the choice between them is linear_small's.
+Device functions and one record; the kernels are linear_gemv (M of a few), linear_slices and
+linear_tile (up to 64, of small and of large weights), the choice between them is linear_small's.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+SMALL_BYTES = 16 * 2**20  # of weights that are read again from L2 rather than waited for
 ACTIVATIONS = {"": 0, "silu": 1, "gelu_tanh": 2}
 
 
@@ -39,6 +40,11 @@ class Product:
             self.x, self.weight, self.bias, self.norm, self.residual, self.up, self.up_bias,
             self.out,
         )  # fmt: skip
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weight, gate and up together."""
+        return self.weight.nbytes * (1 if self.up is None else 2)
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -71,19 +77,20 @@ def activate(x, KIND: tl.constexpr):
 
 @triton.jit
 def finish(
-    acc, acc_up, p_bias, p_up_bias, p_residual, b_n, b_in_n, b_at_residual, b_in,
+    acc, acc_up, b_bias, b_up_bias, b_residual,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, GATE: tl.constexpr, UP_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Return the epilogue of float32 *acc*, whose last dimension is columns ``b_n`` of the output.
+    """Return the epilogue of float32 *acc*; biases fit its last dimension, the residual all of it.
 
-    ``b_at_residual`` and ``b_in`` (offsets, mask) have the shape of *acc*.
+    What its flag says is absent is not looked at. All of it was loaded earlier: a load here would
+    stand between the last sum and the store.
     """
     if BIAS:
-        acc += tl.load(p_bias + b_n, mask=b_in_n, other=0.0).to(tl.float32)
+        acc += b_bias.to(tl.float32)
     if GATE:
         if UP_BIAS:
-            acc_up += tl.load(p_up_bias + b_n, mask=b_in_n, other=0.0).to(tl.float32)
+            acc_up += b_up_bias.to(tl.float32)
         acc = activate(acc, GATE) * acc_up
     if RESIDUAL:
-        acc += tl.load(p_residual + b_at_residual, mask=b_in, other=0.0).to(tl.float32)
+        acc += b_residual.to(tl.float32)
     return acc

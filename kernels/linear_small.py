@@ -9,7 +9,8 @@ is then still one weight for a library product with many rows.
 
 Whatever the types of x, norm, residual and out: x (after the norm) is rounded to the weight's type,
 sums are float32, and only the result is rounded. So a float32 residual beside float16 weights never
-leaves float32. Up to ``MOST_ROWS`` rows; more is a library's work.
+leaves float32. Up to ``MOST_ROWS`` rows; more is a library's work, unless a row is to have the same
+bits in any company (*fixed*): then one tile serves for any number of rows.
 
 The table holds what a sweep found on a card (cold weights, inside a CUDA graph): for a vector
 product the columns of a program and its warps, by rows of weight (gate and up together) and K.
@@ -21,39 +22,44 @@ import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
-from zlm.kernels import linear_gemv, linear_tile
-from zlm.kernels.linear_epilogue import ACTIVATIONS, Product
+from zlm.kernels import linear_gemv, linear_slices, linear_tile
+from zlm.kernels.linear_epilogue import ACTIVATIONS, SMALL_BYTES, Product
 
 MOST_ROWS = 64
 VECTOR_ROWS = 4  # up to here by vector arithmetic: a weight costs M products, and 8 fill the SMs
 MOST_TILE_ELEMENTS = 128  # of a weight's tile, a thread
 
-# (rows of weight, K): (BN, warps). H200, 2026-11-29, M = 1, weights loaded before the PDL wait.
+# (rows of weight, K): (BN, warps). H200, 2026-11-29, M = 1, in a chain of overlapping launches.
 VECTOR: dict[str, dict[tuple[int, int], tuple[int, int]]] = {
     "NVIDIA H200": {
-        (960, 576): (4, 2),
-        (576, 576): (4, 8),
-        (3072, 576): (8, 4),
-        (576, 1536): (2, 4),
+        (960, 576): (4, 1),
+        (576, 576): (8, 4),
+        (3072, 576): (4, 1),
+        (576, 1536): (4, 4),
         (49152, 576): (8, 4),
-        (4096, 1024): (4, 4),
-        (1024, 2048): (4, 8),
-        (6144, 1024): (4, 8),
-        (1024, 3072): (2, 8),
-        (6144, 4096): (2, 8),
+        (1536, 640): (4, 4),
+        (640, 1024): (8, 8),
+        (4096, 640): (8, 4),
+        (640, 2048): (8, 8),
+        (4096, 1024): (4, 2),
+        (1024, 2048): (8, 8),
+        (6144, 1024): (4, 1),
+        (1024, 3072): (8, 8),
+        (6144, 4096): (4, 4),
         (4096, 4096): (2, 8),
-        (28672, 4096): (1, 8),
-        (4096, 14336): (1, 4),
+        (28672, 4096): (4, 8),
+        (4096, 14336): (1, 8),
     }
 }
 # Rows of x at most: (BM, BN, BK, stages, warps). The same card; 16 is its M = 8, 64 its M = 64.
 TILES: dict[str, tuple[tuple[int, tuple[int, int, int, int, int]], ...]] = {
     "NVIDIA H200": (
-        (16, (16, 32, 256, 5, 4)),
+        (16, (16, 32, 128, 5, 4)),
         (32, (32, 32, 128, 5, 4)),
         (64, (64, 32, 128, 5, 4)),
     )
 }
+FIXED_TILE = (64, 64, 64, 4, 4)  # for any number of rows
 ANY_TILES = (
     (16, (16, 32, 128, 3, 4)),
     (32, (32, 32, 64, 3, 4)),
@@ -97,9 +103,12 @@ def linear(
     up: Tensor | None = None,
     up_bias: Tensor | None = None,
     activation: str = "",
+    fixed: bool = False,
     pdl: bool = False,
 ) -> None:
     """Write the product of x [M, K] and *weight* [N, K] to *out* [M, N]; M is 1 to MOST_ROWS.
+
+    With *fixed* M is any number, and a row of *out* does not depend on it, nor on other rows.
 
     *weight* and *up* bfloat16, float16 or float32, the same; everything else any of these. Last
     dimensions are contiguous, rows may be strided. *bias*, *up_bias* [N], *norm* [K], *residual*
@@ -107,7 +116,8 @@ def linear(
     takes part too.
     """
     (rows, K), N = x.shape, weight.shape[0]
-    assert 1 <= rows <= MOST_ROWS and weight.shape[1] == K and out.shape == (rows, N)
+    assert rows >= 1 and (fixed or rows <= MOST_ROWS)
+    assert weight.shape[1] == K and out.shape == (rows, N)
     assert all(t.stride(-1) == 1 for t in (x, weight, out, up, residual) if t is not None)
     assert (up is None) == (activation == ""), "an activation stands between gate and up"
     assert up is None or (up.shape == weight.shape and up.dtype == weight.dtype)
@@ -116,9 +126,13 @@ def linear(
         x, weight, out, bias, norm, eps, residual, up, up_bias, ACTIVATIONS[activation]
     )
     device = device_name(x.device)
-    if rows <= VECTOR_ROWS:
+    if fixed:
+        linear_tile.run(product, *FIXED_TILE, pdl=pdl)
+    elif rows <= VECTOR_ROWS:
         columns, chunk, warps = vector_setting(device, N, K, gated=up is not None)
         linear_gemv.run(product, columns, chunk, warps, pdl=pdl)
+    elif product.weight_bytes <= SMALL_BYTES and linear_slices.takes(product):
+        linear_slices.run(product, pdl=pdl)
     else:
         linear_tile.run(product, *tile_setting(device, rows, N), pdl=pdl)
 

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from zlm.kernels.chain import begin
 
 # Warps of a program by padded width. Rows are few in decode: a row's latency is what counts, and
 # 4 to 8 elements a thread (one 16-byte load) keep it short.
@@ -63,17 +64,22 @@ def _rms_norm_kernel(
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_INNER: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     i_row = tl.program_id(0).to(tl.int64)
     i_h = tl.arange(0, BLOCK)
     mask = i_h < H
     b_weight = tl.load(p_weight + i_h, mask=mask, other=0.0)
-    b_h = tl.load(p_x + i_row * stride_x + i_h, mask=mask, other=0.0).to(tl.float32)
+    b_inner = b_weight
     if HAS_INNER:
         b_inner = tl.load(p_inner_weight + i_h, mask=mask, other=0.0)
+    begin(PDL)
+    b_h = tl.load(p_x + i_row * stride_x + i_h, mask=mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:  # on its way while the inner norm is computed
+        b_residual = tl.load(p_residual + i_row * stride_residual + i_h, mask=mask, other=0.0)
+    if HAS_INNER:
         b_h = b_h * tl.rsqrt(tl.sum(b_h * b_h, 0) / H + eps) * b_inner
     if HAS_RESIDUAL:
-        b_residual = tl.load(p_residual + i_row * stride_residual + i_h, mask=mask, other=0.0)
         b_sum = (b_residual.to(tl.float32) + b_h).to(p_residual_out.dtype.element_ty)
         tl.store(p_residual_out + i_row * stride_residual_out + i_h, b_sum, mask=mask)
         b_h = b_sum.to(tl.float32)
@@ -90,12 +96,13 @@ def rms_norm(
     residual: Tensor | None = None,
     residual_out: Tensor | None = None,
     inner_weight: Tensor | None = None,
+    pdl: bool = False,
 ) -> None:
     """Write the norm of x [T, H] to *out* [T, H], after adding x to *residual* if there is one.
 
     *weight*, *inner_weight*: float32 [H], contiguous. *residual* [T, H] and its sum with x,
     *residual_out* [T, H], are of one type and may be one tensor; *out* may be x. Rows may be apart
-    by any stride; elements of a row are adjacent.
+    by any stride; elements of a row are adjacent. *pdl*: see ``zlm.kernels.chain``.
     """
     rows, width = x.shape
     assert weight.dtype == torch.float32 and weight.shape == (width,)
@@ -123,7 +130,9 @@ def rms_norm(
         BLOCK=block,
         HAS_RESIDUAL=residual is not None,
         HAS_INNER=inner_weight is not None,
+        PDL=pdl,
         num_warps=_warps(x.device, block),
+        launch_pdl=pdl,
     )
 
 

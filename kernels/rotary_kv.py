@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from zlm.kernels.chain import begin
 
 # Heads of a program by padded head_dim, and its warps. A program takes about 1,024 elements: two
 # 16-byte loads a thread of 64 to 128, and several programs a token when there is but one token.
@@ -94,11 +95,16 @@ def _rotary_kv_kernel(
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     i_token = tl.program_id(0).to(tl.int64)
     i_h = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     i_d = tl.arange(0, D_PAD)
     in_d = i_d < D
+    if HAS_NORM:
+        b_qw = tl.load(p_q_weight + i_d, mask=in_d, other=0.0)
+        b_kw = tl.load(p_k_weight + i_d, mask=in_d, other=0.0)
+    begin(PDL)
     i_slot = tl.load(p_slots + i_token)
     i_position = tl.load(p_positions + i_token)
     i_position = tl.minimum(tl.maximum(i_position, 0), num_positions - 1)
@@ -108,16 +114,14 @@ def _rotary_kv_kernel(
     mask = in_row[:, None] & in_d[None, :]
     p_x = p_qkv + i_token * stride_qkv + i_h[:, None] * D + i_d[None, :]
     b_x = tl.load(p_x, mask=mask, other=0.0).to(tl.float32)
+    b_turn = tl.load(p_table + i_position * ROT + i_d, mask=i_d < ROT, other=0.0)
 
     b_y = b_x
     if HAS_NORM:
         b_root = tl.rsqrt(tl.sum(b_x * b_x, 1) / D + eps)
-        b_qw = tl.load(p_q_weight + i_d, mask=in_d, other=0.0)
-        b_kw = tl.load(p_k_weight + i_d, mask=in_d, other=0.0)
         b_w = tl.where(is_q[:, None], b_qw[None, :], b_kw[None, :])
         b_y = b_x * b_root[:, None] * b_w
     # (a + ib)(cos + i sin) for the pairs that turn, times 1 for the rest.
-    b_turn = tl.load(p_table + i_position * ROT + i_d, mask=i_d < ROT, other=0.0)
     b_cos, b_sin = tl.split(tl.reshape(b_turn, (D_PAD // 2, 2)))
     b_cos = tl.where(tl.arange(0, D_PAD // 2) * 2 < ROT, b_cos, 1.0)
     b_re, b_im = tl.split(tl.reshape(b_y, (HEADS, D_PAD // 2, 2)))
@@ -150,6 +154,7 @@ def rotary_kv(
     q_weight: Tensor | None = None,
     k_weight: Tensor | None = None,
     eps: float = 1e-6,
+    pdl: bool = False,
 ) -> None:
     """Norm, rotate and store the tokens of *qkv* [T, (Hq + 2 Hkv) * D].
 
@@ -157,6 +162,7 @@ def rotary_kv(
     a slot below block_size (null block, -1) stores nothing. table: complex64 [positions, rot / 2],
     contiguous. cache: [num_blocks, Hkv, 2, block_size, D]. q_out: [T, Hq, D], rotated queries; may
     be ``qkv[:, :Hq * D].unflatten(1, (Hq, D))``. q_weight, k_weight: float32 [D], both or neither.
+    pdl: see ``zlm.kernels.chain``.
     """
     tokens, num_heads, head_dim = q_out.shape
     num_kv_heads, block_size = cache.shape[1], cache.shape[3]
@@ -197,7 +203,9 @@ def rotary_kv(
         BLOCK_SIZE=block_size,
         HEADS=heads,
         HAS_NORM=q_weight is not None,
+        PDL=pdl,
         num_warps=warps,
+        launch_pdl=pdl,
     )
 
 

@@ -10,7 +10,9 @@ Every chunk reports its largest logit (lowest id of equals) and the winner of it
     key = (logit - chunk's largest) / temperature - log(E),      E of (seed, position, id)
 
 and ``settle`` brings the keys of a row to one scale and takes the best. Relative to the chunk's
-largest no precision is lost at small temperatures, and no earlier pass has to find the row's.
+largest no precision is lost at small temperatures, and no earlier pass has to find the row's. It
+also puts the token where the next step finds it: into the slot's row of the token table, and into
+the counts that penalties read.
 
 Owns nothing: parameters are columns by slot, scratch is the caller's (see sampling_columns).
 """
@@ -20,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from zlm.kernels import sampling_cut
+from zlm.kernels.chain import begin
 from zlm.kernels.sampling_columns import CHUNK, Columns, Scratch, num_chunks
 from zlm.kernels.sampling_rng import exponential, row_key
 
@@ -68,9 +71,10 @@ def reference(
 def _race_kernel(
     p_logits, p_slots, p_positions, p_seeds, p_temperature, p_row_peak, p_cut,
     p_peak, p_peak_id, p_key, p_key_id, stride, vocab, chunks,
-    RACE: tl.constexpr, CUT: tl.constexpr, CHUNK: tl.constexpr,
+    RACE: tl.constexpr, CUT: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     i_row, i_chunk = tl.program_id(0), tl.program_id(1)
+    begin(PDL)
     b_id = i_chunk * CHUNK + tl.arange(0, CHUNK)
     b_in = b_id < vocab
     p_row = p_logits + i_row.to(tl.int64) * stride
@@ -103,10 +107,13 @@ def _race_kernel(
 
 @triton.jit
 def _settle_kernel(
-    p_slots, p_temperature, p_peak, p_peak_id, p_key, p_key_id, p_token, p_status, chunks,
-    CHUNKS: tl.constexpr,
+    p_slots, p_positions, p_temperature, p_peak, p_peak_id, p_key, p_key_id, p_token, p_status,
+    p_table, p_count_rows, p_counts, chunks, table_stride, width, dummy_slot, count_stride,
+    STORE: tl.constexpr, COUNT: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     i_row = tl.program_id(0)
+    begin(PDL)
+    slot = tl.load(p_slots + i_row).to(tl.int64)
     b_chunk = tl.arange(0, CHUNKS)
     b_in = b_chunk < chunks
     p_at = i_row * chunks + b_chunk
@@ -115,7 +122,7 @@ def _settle_kernel(
     peak = tl.max(tl.where(b_peak == b_peak, b_peak, -INFINITY))
     b_peak_id = tl.load(p_peak_id + p_at, mask=b_in, other=NO_ID)
     token = tl.min(tl.where(b_peak == peak, b_peak_id, NO_ID))
-    temperature = tl.load(p_temperature + tl.load(p_slots + i_row).to(tl.int64))
+    temperature = tl.load(p_temperature + slot)
     if temperature >= GREEDY_BELOW:
         b_key = tl.load(p_key + p_at, mask=b_in, other=-INFINITY)
         b_key_id = tl.load(p_key_id + p_at, mask=b_in, other=NO_ID)
@@ -125,8 +132,18 @@ def _settle_kernel(
         token = tl.min(tl.where(b_key == key, b_key_id, NO_ID))
     bad = (broken != 0) | (peak == INFINITY)
     status = tl.where(bad, ROW_NAN, tl.where(peak == -INFINITY, ROW_ALL_MASKED, ROW_OK))
-    tl.store(p_token + i_row, tl.where(status == ROW_OK, token, 0))
+    token = tl.where(status == ROW_OK, token, 0)
+    tl.store(p_token + i_row, token)
     tl.store(p_status + i_row, status.to(tl.uint8))
+    if STORE:
+        position = tl.load(p_positions + i_row).to(tl.int64)
+        fits = (slot != dummy_slot) & (position >= 0) & (position < width)
+        tl.store(p_table + slot * table_stride + position, token, mask=fits)
+    if COUNT:
+        count_row = tl.load(p_count_rows + slot).to(tl.int64)
+        if count_row >= 0:
+            p_count = p_counts + count_row * count_stride + token
+            tl.store(p_count, tl.load(p_count) + 1)
 
 
 def sample(
@@ -138,9 +155,13 @@ def sample(
     out: Tensor,
     status: Tensor,
     scratch: Scratch,
+    tokens: Tensor | None = None,
+    count_rows: Tensor | None = None,
+    counts: Tensor | None = None,
     min_p: bool = False,
     top_k: bool = False,
     top_p: bool = False,
+    pdl: bool = False,
 ) -> None:
     """Draw one token for each of the R rows of *logits* [R, V] (any float type; left alone).
 
@@ -148,6 +169,11 @@ def sample(
     token it draws. ``out`` int32 or int64 [R] and ``status`` uint8 [R] are written for every row:
     ROW_NAN where a logit is NaN or +inf, ROW_ALL_MASKED where all are -inf (token 0 for both).
     *min_p*, *top_k*, *top_p* say whether a row may use them: a launch without them does not look.
+
+    *tokens* int32 [slots, L] is the token table: each token is also put at its slot and position,
+    if that is inside. The last slot is the dummy of padding rows, to which nothing is written.
+    *counts* (see sampling_adjust): slots with a row of it, by ``count_rows``, count their token.
+    *pdl*: see ``zlm.kernels.chain``.
     """
     num_rows, vocab_size = logits.shape
     chunks = num_chunks(vocab_size)
@@ -160,11 +186,16 @@ def sample(
         scratch.peak, scratch.peak_id, scratch.key, scratch.key_id,
         logits.stride(0), vocab_size, chunks,
     )  # fmt: skip
+    options = {"CHUNK": CHUNK, "PDL": pdl, "num_warps": 8, "launch_pdl": pdl}
     if cut:
-        _race_kernel[grid](*arguments, RACE=False, CUT=False, CHUNK=CHUNK, num_warps=8)
-        sampling_cut.cut(logits, columns, slots, scratch, top_k=top_k, top_p=top_p)
-    _race_kernel[grid](*arguments, RACE=True, CUT=cut, CHUNK=CHUNK, num_warps=8)
+        _race_kernel[grid](*arguments, RACE=False, CUT=False, **options)
+        sampling_cut.cut(logits, columns, slots, scratch, top_k=top_k, top_p=top_p, pdl=pdl)
+    _race_kernel[grid](*arguments, RACE=True, CUT=cut, **options)
     _settle_kernel[(num_rows,)](
-        slots, columns.temperature, scratch.peak, scratch.peak_id, scratch.key, scratch.key_id,
-        out, status, chunks, CHUNKS=triton.next_power_of_2(chunks), num_warps=1,
+        slots, positions, columns.temperature, scratch.peak, scratch.peak_id, scratch.key,
+        scratch.key_id, out, status, tokens, count_rows, counts, chunks,
+        0 if tokens is None else tokens.stride(0), 0 if tokens is None else tokens.shape[1],
+        0 if tokens is None else tokens.shape[0] - 1, 0 if counts is None else counts.stride(0),
+        STORE=tokens is not None, COUNT=counts is not None,
+        CHUNKS=triton.next_power_of_2(chunks), PDL=pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip

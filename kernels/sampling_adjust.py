@@ -3,11 +3,11 @@
 ``counts`` int32 [P, V] holds, for the P rows that have a penalty, how often each id stands in the
 output (low bits) and whether it stands in the prompt (``IN_PROMPT``). A slot finds its row of it
 through ``count_rows`` int32 [slots], -1: no penalty; whoever allocates it deals the rows out.
-``recount`` makes a row anew when a sequence joins; ``step_state.scatter`` counts sampled tokens.
+``recount`` makes a row anew when a sequence joins; ``sampling.sample`` counts the tokens it draws.
 
 Order, as in ``zlm.worker.penalties``: repetition, then presence and frequency, then the mask (bias
 comes between in the worker; on finite values a mask commutes with it). A NaN stays a NaN, so that
-its row is reported and not hidden.
+its row is reported and not hidden, and what is infinite is not made finite.
 """
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 BLOCK = 2048
 IN_PROMPT = tl.constexpr(1 << 30)
 LARGEST = tl.constexpr(3.4028234663852886e38)
+INFINITY = tl.constexpr(float("inf"))
 
 
 def reference(
@@ -35,7 +36,7 @@ def reference(
         factor = repetition.double()[:, None]
         penalised = torch.where(wide > 0, wide / factor, wide * factor)
         penalised = penalised.clamp(-LARGEST.value, LARGEST.value)
-        wide = torch.where(counts != 0, penalised, wide)
+        wide = torch.where((counts != 0) & ~wide.isinf(), penalised, wide)
         wide = wide - presence.double()[:, None] * (output > 0)
         wide = wide - frequency.double()[:, None] * output
     if allowed is not None:
@@ -65,7 +66,7 @@ def _adjust_kernel(
             b_smaller = tl.maximum(b_value * factor, -LARGEST)
             b_larger = tl.minimum(b_value / factor, LARGEST)
             b_penalised = tl.where(b_value > 0.0, b_larger, b_smaller)
-            b_value = tl.where(b_count != 0, b_penalised, b_value)
+            b_value = tl.where((b_count != 0) & (tl.abs(b_value) < INFINITY), b_penalised, b_value)
             b_output = b_count & (IN_PROMPT - 1)
             b_value -= tl.where(b_output > 0, tl.load(p_presence + slot), 0.0)
             b_value -= tl.load(p_frequency + slot) * b_output.to(tl.float32)

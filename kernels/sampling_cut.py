@@ -22,6 +22,7 @@ what the pass before wrote.
 import triton
 import triton.language as tl
 from torch import Tensor
+from zlm.kernels.chain import begin
 from zlm.kernels.sampling_columns import CHUNK, PIVOTS, Columns, Scratch, num_chunks
 
 PASSES = 8  # ceil(31 bits / log2(PIVOTS)), with the rounding up of every step counted in
@@ -31,10 +32,12 @@ FARTHEST = tl.constexpr(0x7F7FFFFF)  # bits of the largest finite float32
 
 @triton.jit
 def _base_kernel(
-    p_slots, p_temperature, p_min_p, p_peak, p_row_peak, p_cut, chunks, CHUNKS: tl.constexpr
-):
+    p_slots, p_temperature, p_min_p, p_peak, p_row_peak, p_cut, chunks,
+    CHUNKS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Find a row's largest logit from its chunks', and the cut that min_p makes."""
     i_row = tl.program_id(0)
+    begin(PDL)
     b_chunk = tl.arange(0, CHUNKS)
     p_at = p_peak + i_row * chunks + b_chunk
     b_peak = tl.load(p_at, mask=b_chunk < chunks, other=float("-inf"))
@@ -94,7 +97,7 @@ def _pass_kernel(
     p_state, p_target, p_counts, p_masses, p_next_state, p_next_target, p_next_counts,
     p_next_masses, stride, vocab, chunks,
     MASS: tl.constexpr, PASS: tl.constexpr, PIVOTS: tl.constexpr, CHUNKS: tl.constexpr,
-    CHUNK: tl.constexpr, PART: tl.constexpr,
+    CHUNK: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Narrow by the last pass's reports (PASS > 0), then report on new thresholds.
 
@@ -102,6 +105,7 @@ def _pass_kernel(
     later ones.
     """
     i_row, i_chunk = tl.program_id(0), tl.program_id(1)
+    begin(PDL)
     slot = tl.load(p_slots + i_row).to(tl.int64)
     temperature = tl.load(p_temperature + slot)
     limit = tl.load(p_limit + slot)
@@ -154,10 +158,11 @@ def _pass_kernel(
 @triton.jit
 def _finish_kernel(
     p_slots, p_limit, p_cut, p_state, p_target, p_counts, p_masses, chunks,
-    MASS: tl.constexpr, PIVOTS: tl.constexpr, CHUNKS: tl.constexpr,
+    MASS: tl.constexpr, PIVOTS: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Narrow for the last time and write the cut."""
     i_row = tl.program_id(0)
+    begin(PDL)
     p_last = p_state + i_row * 4
     lo, hi, below = tl.load(p_last), tl.load(p_last + 1), tl.load(p_last + 2)
     if tl.load(p_last + 3) != 0:
@@ -178,18 +183,19 @@ def cut(
     *,
     top_k: bool,
     top_p: bool,
+    pdl: bool = False,
 ) -> None:
     """Write ``scratch.row_peak`` and ``scratch.cut`` of every row, from ``scratch.peak``.
 
     Arguments are those of ``sampling.sample``; the flags say which limits some row has. A row of
-    temperature 0 keeps all that min_p leaves: it does not race.
+    temperature 0 keeps all that min_p leaves: it does not race. *pdl*: see ``zlm.kernels.chain``.
     """
     num_rows, vocab_size = logits.shape
     chunks = num_chunks(vocab_size)
     padded = triton.next_power_of_2(chunks)
     _base_kernel[(num_rows,)](
         slots, columns.temperature, columns.min_p, scratch.peak, scratch.row_peak, scratch.cut,
-        chunks, CHUNKS=padded, num_warps=1,
+        chunks, CHUNKS=padded, PDL=pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
     for wanted, mass, limit in ((top_k, False, columns.top_k), (top_p, True, columns.top_p)):
         if not wanted:
@@ -204,11 +210,11 @@ def cut(
                 scratch.counts[following], scratch.masses[following],
                 logits.stride(0), vocab_size, chunks,
                 MASS=mass, PASS=min(number, 2), PIVOTS=PIVOTS, CHUNKS=padded,
-                CHUNK=CHUNK, PART=min(512, CHUNK), num_warps=4,
+                CHUNK=CHUNK, PART=min(512, CHUNK), PDL=pdl, num_warps=4, launch_pdl=pdl,
             )  # fmt: skip
         last = (PASSES - 1) % 2
         _finish_kernel[(num_rows,)](
             slots, limit, scratch.cut, scratch.state[last], scratch.target[last],
             scratch.counts[last], scratch.masses[last], chunks,
-            MASS=mass, PIVOTS=PIVOTS, CHUNKS=padded, num_warps=1,
+            MASS=mass, PIVOTS=PIVOTS, CHUNKS=padded, PDL=pdl, num_warps=1, launch_pdl=pdl,
         )  # fmt: skip

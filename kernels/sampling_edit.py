@@ -23,7 +23,7 @@ def reference(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> Tens
     return out.index_put(where, values[real].double(), accumulate=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["entries"])
 def _bias_kernel(p_logits, p_rows, p_ids, p_values, stride, entries, BLOCK: tl.constexpr):
     b_entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b_in = b_entry < entries
@@ -33,7 +33,7 @@ def _bias_kernel(p_logits, p_rows, p_ids, p_values, stride, entries, BLOCK: tl.c
     tl.atomic_add(p_logits + b_row * stride + b_id, b_value, mask=b_row >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["entries"])
 def _early_kernel(
     p_logits, p_rows, p_ids, p_until, p_lengths, stride, entries, BLOCK: tl.constexpr
 ):

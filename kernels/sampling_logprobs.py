@@ -85,7 +85,7 @@ def _chunk_kernel(
             b_left = b_left & (b_id != best_id)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most", "out_stride"])
 def _merge_kernel(
     p_logits, p_rows, p_chosen, p_peak, p_total, p_above, p_values, p_ids,
     p_own, p_rank, p_top_ids, p_top_values, stride, chunks, most, out_stride,

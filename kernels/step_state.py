@@ -1,218 +1,173 @@
-"""The ends of a decode step: its inputs out of the slots' tables, its tokens back into them.
+"""The beginning of a step: what the model reads, out of the slots' tables.
 
-    slots [R] → gather → token_ids, positions, seq_lens, slot_mapping → model → sample
-              → scatter → tokens, lengths (and counts of penalised rows)
+    slots, starts, query_starts → prepare → token_ids, positions, seq_lens, slot_mapping
+    slots, seq_lens → gather_blocks → block tables by row of the step
 
-With both in its CUDA graph a step needs nothing from the host but which slots run: the next step
-finds its tokens where this one put them.
+A row of the step is a slot and the tokens it computes; the host gives nothing else. The tokens
+themselves stand in the table, where the step before put them (``zlm.kernels.sampling`` does), so a
+step can be sent before its input is known.
 
-    tokens int32 [slots, L]     prompt and output ids of a slot, ``lengths`` of them known
-    lengths int32 [slots]       the newest known token stands at lengths - 1: a decode computes it
-    blocks int32 [slots, B]     one table a KV group: block of tokens i * block_size and on
+    tokens int32 [slots, L]        prompt and output ids of a slot
+    blocks int32 [G, slots, B]     a table a KV group: block of tokens i * block_size and on
 
-Padding rows have the *dummy slot*: one more slot, whose length stays 1 and whose blocks are the
-null block. They compute on its token 0 and write nothing back. Several KV groups are several calls
-of ``map_slots``. ``gather_ragged`` is the same for steps with prefill, whose rows the host gives.
+Padding rows have the *dummy slot*: one more slot, whose blocks are the null block and whose tokens
+are zeros. They compute, and what they would store goes to the null block, where nothing is kept.
+
+A steady decode needs nothing from the host at all: ``prepare`` can *advance* the starts that it
+read, so that the next step of the same rows finds its own.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from zlm.kernels.chain import begin
 
 BLOCK = 128
 
 
 def reference(
-    slots: Tensor, tokens: Tensor, lengths: Tensor, blocks: Tensor, block_size: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return token_ids, positions, seq_lens and slot_mapping of a decode step, int64 [R]."""
-    slots = slots.long()
-    seq_lens = lengths[slots].long()
-    positions = seq_lens - 1
-    block = blocks[slots, positions // block_size].long()
-    return (
-        tokens[slots, positions].long(),
-        positions,
-        seq_lens,
-        block * block_size + positions % block_size,
-    )
-
-
-@triton.jit
-def _gather_kernel(
-    p_slots, p_tokens, p_lengths, p_ids, p_positions, p_seq_lens, token_stride, rows, width,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    b_row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    b_in = b_row < rows
-    b_slot = tl.load(p_slots + b_row, mask=b_in, other=0).to(tl.int64)
-    b_length = tl.load(p_lengths + b_slot, mask=b_in, other=1)
-    b_position = tl.minimum(tl.maximum(b_length - 1, 0), width - 1)
-    b_token = tl.load(p_tokens + b_slot * token_stride + b_position, mask=b_in, other=0)
-    tl.store(p_ids + b_row, b_token, mask=b_in)
-    tl.store(p_positions + b_row, b_position, mask=b_in)
-    tl.store(p_seq_lens + b_row, b_position + 1, mask=b_in)
-
-
-@triton.jit
-def _map_kernel(
-    p_slots, p_positions, p_blocks, p_mapping, block_stride, count, block_size, BLOCK: tl.constexpr
-):
-    b_at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    b_in = b_at < count
-    b_slot = tl.load(p_slots + b_at, mask=b_in, other=0).to(tl.int64)
-    b_position = tl.load(p_positions + b_at, mask=b_in, other=0).to(tl.int32)
-    p_block = p_blocks + b_slot * block_stride + b_position // block_size
-    b_block = tl.load(p_block, mask=b_in, other=0).to(tl.int64)
-    tl.store(p_mapping + b_at, b_block * block_size + b_position % block_size, mask=b_in)
-
-
-@triton.jit
-def _table_kernel(
-    p_slots, p_seq_lens, p_blocks, p_out, block_stride, out_stride, width, block_size,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    i_row = tl.program_id(0)
-    needed = (tl.load(p_seq_lens + i_row).to(tl.int32) + block_size - 1) // block_size
-    b_at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    b_in = (b_at < needed) & (b_at < width)
-    slot = tl.load(p_slots + i_row).to(tl.int64)
-    b_block = tl.load(p_blocks + slot * block_stride + b_at, mask=b_in, other=0)
-    tl.store(p_out + i_row.to(tl.int64) * out_stride + b_at, b_block, mask=b_at < width)
-
-
-@triton.jit
-def _ragged_kernel(
-    p_slots, p_starts, p_query_starts, p_tokens, p_ids, p_positions, p_token_slots, p_seq_lens,
-    token_stride, BLOCK: tl.constexpr,
-):  # fmt: skip
-    i_row = tl.program_id(0)
-    first = tl.load(p_query_starts + i_row).to(tl.int32)
-    count = tl.load(p_query_starts + i_row + 1).to(tl.int32) - first
-    start = tl.load(p_starts + i_row).to(tl.int32)
-    slot = tl.load(p_slots + i_row).to(tl.int64)
-    b_at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    b_in = b_at < count
-    b_token = tl.load(p_tokens + slot * token_stride + start + b_at, mask=b_in, other=0)
-    tl.store(p_ids + first + b_at, b_token, mask=b_in)
-    tl.store(p_positions + first + b_at, start + b_at, mask=b_in)
-    tl.store(p_token_slots + first + b_at, tl.zeros([BLOCK], tl.int32) + slot, mask=b_in)
-    if tl.program_id(1) == 0:
-        tl.store(p_seq_lens + i_row, start + count)
-
-
-@triton.jit
-def _scatter_kernel(
-    p_slots, p_sampled, p_lengths, p_tokens, p_count_rows, p_counts, token_stride, count_stride,
-    rows, width, dummy_slot, COUNT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    b_row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    b_slot = tl.load(p_slots + b_row, mask=b_row < rows, other=0).to(tl.int64)
-    b_in = (b_row < rows) & (b_slot != dummy_slot)
-    b_length = tl.load(p_lengths + b_slot, mask=b_in, other=0)
-    b_in = b_in & (b_length < width)
-    b_token = tl.load(p_sampled + b_row, mask=b_in, other=0).to(tl.int32)
-    tl.store(p_tokens + b_slot * token_stride + b_length, b_token, mask=b_in)
-    tl.store(p_lengths + b_slot, b_length + 1, mask=b_in)
-    if COUNT:
-        b_count_row = tl.load(p_count_rows + b_slot, mask=b_in, other=-1).to(tl.int64)
-        b_in = b_in & (b_count_row >= 0)
-        p_count = p_counts + b_count_row * count_stride + b_token
-        tl.store(p_count, tl.load(p_count, mask=b_in, other=0) + 1, mask=b_in)
-
-
-def gather(
-    slots: Tensor,
-    tokens: Tensor,
-    lengths: Tensor,
-    *,
-    token_ids: Tensor,
-    positions: Tensor,
-    seq_lens: Tensor,
-) -> None:
-    """Write the inputs of a decode step of R rows, in *slots* (integers [R]).
-
-    ``token_ids``, ``positions`` and ``seq_lens`` are int32 or int64 [R]. A length of 0 reads as 1.
-    """
-    rows = slots.shape[0]
-    _gather_kernel[(triton.cdiv(rows, BLOCK),)](
-        slots, tokens, lengths, token_ids, positions, seq_lens,
-        tokens.stride(0), rows, tokens.shape[1], BLOCK=BLOCK, num_warps=4,
-    )  # fmt: skip
-
-
-def map_slots(
-    slots: Tensor, positions: Tensor, blocks: Tensor, block_size: int, *, slot_mapping: Tensor
-) -> None:
-    """Write where T tokens' keys and values go in one KV group: int32 or int64 [T].
-
-    ``slots`` and ``positions`` integers [T], a token each; ``blocks`` int32 [slots, B].
-    """
-    count = slots.shape[0]
-    _map_kernel[(triton.cdiv(count, BLOCK),)](
-        slots, positions, blocks, slot_mapping, blocks.stride(0), count, block_size,
-        BLOCK=BLOCK, num_warps=4,
-    )  # fmt: skip
-
-
-def gather_blocks(
-    slots: Tensor, seq_lens: Tensor, blocks: Tensor, block_size: int, *, out: Tensor
-) -> None:
-    """Copy the rows *slots* of *blocks* to ``out`` int32 [R, B'], for attention by row of the step.
-
-    Entries past a row's ``seq_lens`` (integers [R]) become the null block. B' may be less than B.
-    """
-    rows, width = out.shape
-    assert width <= blocks.shape[1]
-    _table_kernel[(rows, triton.cdiv(width, BLOCK))](
-        slots, seq_lens, blocks, out, blocks.stride(0), out.stride(0), width, block_size,
-        BLOCK=BLOCK, num_warps=1,
-    )  # fmt: skip
-
-
-def gather_ragged(
     slots: Tensor,
     starts: Tensor,
     query_starts: Tensor,
     tokens: Tensor,
+    blocks: Tensor,
+    block_size: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return token_ids [T], positions [T], seq_lens [R] and slot_mapping [G, T], all int64."""
+    counts = query_starts.diff().long()
+    row = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    place = torch.arange(len(row)) - query_starts[:-1].long()[row]
+    positions = (starts.long()[row] + place).clamp(max=tokens.shape[1] - 1)
+    slot = slots.long()[row]
+    block = blocks[:, slot, positions // block_size].long()
+    mapping = block * block_size + positions % block_size
+    return tokens[slot, positions].long(), positions, starts.long() + counts, mapping
+
+
+@triton.jit
+def _prepare_kernel(
+    p_slots, p_starts, p_query_starts, p_tokens, p_blocks, p_ids, p_positions, p_seq_lens,
+    p_mapping, token_stride, group_stride, block_stride, mapping_stride, width,
+    dummy_slot, ADVANCE: tl.constexpr, GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    i_row = tl.program_id(0)
+    begin(PDL)
+    first = tl.load(p_query_starts + i_row).to(tl.int32)
+    count = tl.load(p_query_starts + i_row + 1).to(tl.int32) - first
+    start = tl.load(p_starts + i_row).to(tl.int32)
+    if tl.program_id(1) == 0:
+        tl.store(p_seq_lens + i_row, start + count)
+    if tl.program_id(1) * BLOCK < count:
+        slot = tl.load(p_slots + i_row).to(tl.int64)
+        b_at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        b_in = b_at < count
+        b_position = tl.minimum(start + b_at, width - 1)
+        b_token = tl.load(p_tokens + slot * token_stride + b_position, mask=b_in, other=0)
+        tl.store(p_ids + first + b_at, b_token, mask=b_in)
+        tl.store(p_positions + first + b_at, b_position, mask=b_in)
+        for i_group in tl.static_range(GROUPS):
+            p_table = p_blocks + i_group * group_stride + slot * block_stride
+            b_block = tl.load(p_table + b_position // BLOCK_SIZE, mask=b_in, other=0).to(tl.int64)
+            b_place = b_block * BLOCK_SIZE + b_position % BLOCK_SIZE
+            tl.store(p_mapping + i_group * mapping_stride + first + b_at, b_place, mask=b_in)
+        if ADVANCE:
+            tl.store(p_starts + i_row, start + count, mask=slot != dummy_slot)
+
+
+@triton.jit
+def _gather_blocks_kernel(
+    p_slots, p_seq_lens, p_blocks, p_out, group_stride, block_stride, out_group_stride, out_stride,
+    width, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    i_row, i_group = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    begin(PDL)
+    needed = (tl.load(p_seq_lens + i_row).to(tl.int32) + BLOCK_SIZE - 1) // BLOCK_SIZE
+    needed = tl.minimum(needed, width)
+    # A program's part of the row is written whole: a tile of attention may look past the end.
+    if tl.program_id(1) * BLOCK < needed + BLOCK:
+        b_at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        slot = tl.load(p_slots + i_row).to(tl.int64)
+        p_table = p_blocks + i_group * group_stride + slot * block_stride
+        b_block = tl.load(p_table + b_at, mask=b_at < needed, other=0)
+        p_row = p_out + i_group * out_group_stride + i_row.to(tl.int64) * out_stride
+        tl.store(p_row + b_at, b_block, mask=b_at < width)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _write_kernel(p_entries, p_blocks, count, BLOCK: tl.constexpr):
+    b_at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b_in = b_at < count
+    b_place = tl.load(p_entries + 2 * b_at, mask=b_in, other=0).to(tl.int64)
+    b_block = tl.load(p_entries + 2 * b_at + 1, mask=b_in, other=0)
+    tl.store(p_blocks + b_place, b_block, mask=b_in)
+
+
+def prepare(
+    slots: Tensor,
+    starts: Tensor,
+    query_starts: Tensor,
+    tokens: Tensor,
+    blocks: Tensor,
     *,
+    block_size: int,
     most: int,
     token_ids: Tensor,
     positions: Tensor,
-    token_slots: Tensor,
     seq_lens: Tensor,
+    slot_mapping: Tensor,
+    advance: bool = False,
+    pdl: bool = False,
 ) -> None:
-    """Write the inputs of a step with prefill: R rows, T tokens in all, *most* in the longest.
+    """Write what a model reads of a step of R rows and T tokens, at most *most* in a row.
 
-    ``slots``, ``starts`` (first position) integers [R], ``query_starts`` integers [R + 1].
-    ``token_ids``, ``positions``, ``token_slots`` (each token's slot, for ``map_slots``) are
-    integers [T], ``seq_lens`` integers [R].
+    ``slots``, ``starts`` (first position): integers [R]; ``query_starts``: integers [R + 1],
+    offsets of the rows in T. ``token_ids``, ``positions``: integers [T]; ``seq_lens``: integers
+    [R]; ``slot_mapping``: int64 [G, T], block * block_size + offset. Positions past the table's end
+    stay at its last place (only padding rows have such). *advance*, for rows of one token: let
+    ``starts`` be the next step's, but for rows of the dummy slot, the last one. *pdl*: see
+    ``zlm.kernels.chain``.
     """
-    rows = slots.shape[0]
-    _ragged_kernel[(rows, triton.cdiv(most, BLOCK))](
-        slots, starts, query_starts, tokens, token_ids, positions, token_slots, seq_lens,
-        tokens.stride(0), BLOCK=BLOCK, num_warps=4,
+    rows, groups = slots.shape[0], blocks.shape[0]
+    assert slot_mapping.shape[0] == groups and slot_mapping.stride(1) == 1
+    assert most == 1 or not advance
+    _prepare_kernel[(rows, triton.cdiv(most, BLOCK))](
+        slots, starts, query_starts, tokens, blocks, token_ids, positions, seq_lens, slot_mapping,
+        tokens.stride(0), blocks.stride(0), blocks.stride(1), slot_mapping.stride(0),
+        tokens.shape[1], tokens.shape[0] - 1, ADVANCE=advance, GROUPS=groups,
+        BLOCK_SIZE=block_size, BLOCK=BLOCK, PDL=pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
 
 
-def scatter(
+def gather_blocks(
     slots: Tensor,
-    sampled: Tensor,
-    tokens: Tensor,
-    lengths: Tensor,
+    seq_lens: Tensor,
+    blocks: Tensor,
+    block_size: int,
     *,
-    dummy_slot: int,
-    count_rows: Tensor | None = None,
-    counts: Tensor | None = None,
+    out: Tensor,
+    pdl: bool = False,
 ) -> None:
-    """Append the tokens *sampled* (integers [R]) to their slots, which must differ but for dummies.
+    """Copy the rows *slots* of *blocks* to ``out`` int32 [G, R, B], for attention by row.
 
-    A full row of ``tokens`` takes no more. With *counts* (see sampling_adjust) penalised slots
-    count their token.
+    Of the entries past a row's ``seq_lens`` (integers [R]) the first ``BLOCK`` become the null
+    block; what stands further on is not looked at. *pdl*: see ``zlm.kernels.chain``.
     """
-    rows = slots.shape[0]
-    _scatter_kernel[(triton.cdiv(rows, BLOCK),)](
-        slots, sampled, lengths, tokens, count_rows, counts, tokens.stride(0),
-        0 if counts is None else counts.stride(0), rows, tokens.shape[1], dummy_slot,
-        COUNT=counts is not None, BLOCK=BLOCK, num_warps=4,
+    groups, rows, width = out.shape
+    assert blocks.shape[0] == groups and blocks.shape[2] == width
+    _gather_blocks_kernel[(rows, triton.cdiv(width, BLOCK), groups)](
+        slots, seq_lens, blocks, out, blocks.stride(0), blocks.stride(1),
+        out.stride(0), out.stride(1), width, BLOCK_SIZE=block_size, BLOCK=BLOCK, PDL=pdl,
+        num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
+
+
+def write_blocks(entries: Tensor, blocks: Tensor) -> None:
+    """Put blocks into their tables: *entries* int32 [n, 2], each (flat place in *blocks*, block).
+
+    No place may come twice. *blocks* is contiguous.
+    """
+    count = entries.shape[0]
+    assert blocks.is_contiguous() and entries.is_contiguous()
+    _write_kernel[(triton.cdiv(count, BLOCK),)](entries, blocks, count, BLOCK=BLOCK, num_warps=1)

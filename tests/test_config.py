@@ -63,6 +63,24 @@ def test_spellings_of_types_are_settled(given: str, canonical: str) -> None:
     assert join(dtype=given, device="cuda").config.model.dtype == canonical
 
 
+def test_a_gpu_has_larger_steps() -> None:
+    resolved = join(device="cuda")
+    assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (256, 8192)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "words"),
+    [
+        ("bfloat16", "float32", "--kv-cache-dtype float32: on a GPU keys and values are kept in"),
+        ("float", "bfloat16", "the compute type, float32: give auto or float32, or --dtype bfloat"),
+    ],
+)
+def test_types_that_a_gpu_cannot_have(dtype: str, kv_dtype: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        join(device="cuda", dtype=dtype, cache=CacheOptions(kv_cache_dtype=kv_dtype))
+    assert words in caught.value.message
+
+
 def test_budgets_fit_each_other() -> None:
     small = join(scheduler=SchedulerOptions(max_num_batched_tokens=16))
     assert (small.max_num_batched_tokens, small.max_num_seqs) == (16, 16)
@@ -79,6 +97,10 @@ def test_budgets_fit_each_other() -> None:
         ({"max_model_len": 0}, "--max-model-len must be between 1"),
         ({"dtype": "int4"}, "--dtype must be one of"),
         ({"dtype": "half"}, "--dtype half: the CPU computes in float32 or bfloat16"),
+        (
+            {"cache": CacheOptions(kv_cache_dtype="float16")},
+            "--kv-cache-dtype float16: the CPU computes in float32 or bfloat16",
+        ),
         ({"quantization": "awq"}, "--quantization awq: this checkpoint is not of that kind"),
         ({"seed": 2**63}, "--seed must be between"),
         (

@@ -13,8 +13,9 @@ from zlm.errors import ConfigError, clip
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 DTYPE_SPELLINGS = {"half": "float16", "float": "float32"}
-KV_CACHE_DTYPES = ("auto", "float32", "bfloat16")
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+ATTENTION_BACKENDS = ("auto", "triton", "sdpa")
 MAX_TOKENS = 2**31 - 1
 
 
@@ -33,6 +34,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None  # a file or the template itself; None: the checkpoint's
     seed: int | None = None  # seeds requests that bring none (None: fresh randomness)
     quantization: str | None = None  # checked against the checkpoint; None: what it says
+    skip_tokenizer_init: bool = False  # no tokenizer: prompts and answers are token ids
 
 
 class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +42,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     block_size_tokens: int = 16  # tokens in a KV block
     gpu_memory_utilization: float = 0.90  # fraction of device memory that zlm may use
-    kv_cache_dtype: str = "auto"  # auto (the compute type), float32, bfloat16
+    kv_cache_dtype: str = "auto"  # auto (the compute type), float32, bfloat16, float16
     kv_cache_memory_bytes: int | None = None  # size of the KV cache; None: planned
     num_blocks_override: int | None = None  # blocks a KV group gets, whatever the plan says
     enable_prefix_caching: bool = True  # reuse blocks of equal prefixes
@@ -64,6 +66,14 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
     cpu_threads: int | None = None  # compute threads of a CPU worker; None: physical cores
 
 
+class ComputeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a GPU computes; a CPU has one way only, which is eager and deterministic."""
+
+    enforce_eager: bool = False  # no CUDA graphs: every step launches its kernels one by one
+    deterministic: bool = False  # results of a sequence depend on nothing but the sequence
+    attention_backend: Literal["auto", "triton", "sdpa"] = "auto"  # auto: what suits the card
+
+
 class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What a client may send, and how long it may take."""
 
@@ -85,8 +95,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     uds: str | None = None  # path of a Unix socket to listen on instead of host and port
     api_keys: tuple[str, ...] = ()  # empty: no key is asked for
     open_metrics: bool = False  # serve /metrics without a key
-    api_server_count: int = 1  # front-end processes
-    tokenizer_pool_size: int = 1  # tokenizer processes
+    api_server_count: int | None = None  # front-end processes; None: by device and CPUs
+    tokenizer_pool_size: int | None = None  # tokenizer processes; None: by device and CPUs
     unknown_fields: Literal["reject", "ignore"] = "reject"  # unknown keys in a request body
     clamp_max_tokens: bool = False  # clamp max_tokens to the room left rather than refuse
     allow_special_tokens_in_content: bool = False  # control tokens typed by users are honoured
@@ -105,6 +115,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheOptions = CacheOptions()
     scheduler: SchedulerOptions = SchedulerOptions()
     parallel: ParallelOptions = ParallelOptions()
+    compute: ComputeOptions = ComputeOptions()
     server: ServerOptions = ServerOptions()
 
 
@@ -201,6 +212,16 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     kv_groups: tuple[KVGroup, ...]
 
+    @property
+    def num_front_ends(self) -> int:
+        """Front-end processes (the offline ``LLM`` stands for one)."""
+        return self.config.server.api_server_count or 1
+
+    @property
+    def num_tokenizers(self) -> int:
+        """Tokenizer processes (the offline ``LLM`` stands for one)."""
+        return self.config.server.tokenizer_pool_size or 1
+
 
 def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
     """Group the layers of *spec* by attention window, full attention first."""
@@ -225,6 +246,9 @@ def check(config: Config) -> None:
     _among("--dtype", model.dtype, DTYPES)
     _among("--load-format", model.load_format, LOAD_FORMATS)
     _among("--kv-cache-dtype", cache.kv_cache_dtype, KV_CACHE_DTYPES)
+    if model.skip_tokenizer_init and (model.tokenizer or model.chat_template):
+        flag = "--tokenizer" if model.tokenizer else "--chat-template"
+        raise ConfigError(f"{flag} has no use with --skip-tokenizer-init: give one of the two")
     _within("--max-model-len", model.max_model_len, 1, MAX_TOKENS)
     _within("--seed", model.seed, -(2**63), 2**63 - 1)
     _within("--block-size", cache.block_size_tokens, 1, 256)
@@ -241,8 +265,7 @@ def check(config: Config) -> None:
     if parallel.tensor_parallel_size != 1:
         got = parallel.tensor_parallel_size
         raise ConfigError(f"--tensor-parallel-size {got}: this version runs one worker, give 1")
-    if parallel.device == "cuda":
-        raise ConfigError("--device cuda: this version computes on the CPU only, give cpu or auto")
+    _among("--attention-backend", config.compute.attention_backend, ATTENTION_BACKENDS)
     _within("--cpu-threads", parallel.cpu_threads, 1, 1024)
     _within("--port", server.port, 0, 65535)
     _within("--api-server-count", server.api_server_count, 1, 64)
@@ -282,10 +305,24 @@ def _check_form(config: Config, spec: ModelSpec, device: str) -> None:
             f"--quantization {clip(wanted)}: this checkpoint is not of that kind (its format is "
             f"{spec.weights_format}); leave the flag out and the checkpoint decides"
         )
-    if device == "cpu" and config.model.dtype in ("float16", "half"):
+    dtype = DTYPE_SPELLINGS.get(config.model.dtype, config.model.dtype)
+    kv_dtype = config.cache.kv_cache_dtype
+    if device == "cpu" and "float16" in (dtype, kv_dtype):
+        is_dtype = dtype == "float16"
+        flag = f"--dtype {config.model.dtype}" if is_dtype else f"--kv-cache-dtype {kv_dtype}"
         raise ConfigError(
-            f"--dtype {config.model.dtype}: the CPU computes in float32 or bfloat16, "
-            "give one of them or auto"
+            f"{flag}: the CPU computes in float32 or bfloat16, give one of them or auto"
+        )
+    if device == "cuda":
+        check_kv_dtype(dtype, kv_dtype)
+
+
+def check_kv_dtype(dtype: str, kv_dtype: str) -> None:
+    """Raise ConfigError if a GPU that computes in *dtype* cannot keep its cache in *kv_dtype*."""
+    if "auto" not in (dtype, kv_dtype) and kv_dtype != dtype:
+        raise ConfigError(
+            f"--kv-cache-dtype {kv_dtype}: on a GPU keys and values are kept in the compute type, "
+            f"{dtype}: give auto or {dtype}, or --dtype {kv_dtype}"
         )
 
 

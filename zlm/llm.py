@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from zlm.config import (
     CacheOptions,
+    ComputeOptions,
     Config,
     ModelOptions,
     ParallelOptions,
@@ -44,7 +45,8 @@ class LLM:
     The keywords have vLLM's names and meaning; errors name the server's flag of the same name.
     ``swap_space``, ``enforce_eager``, ``disable_log_stats`` and ``trust_remote_code`` are taken
     and change nothing: preempted sequences are recomputed, and no code from a checkpoint is ever
-    run. Without ``seed`` every process draws fresh randomness.
+    run. Without ``seed`` every process draws fresh randomness. With ``skip_tokenizer_init`` prompts
+    are token ids, and so are outputs.
 
     Usable from any thread (calls take turns), several at once in a process, and as a context
     manager. ``shutdown``, the end of the ``with`` block, garbage collection or the end of the
@@ -59,6 +61,7 @@ class LLM:
         model: str,
         *,
         tokenizer: str | None = None,
+        skip_tokenizer_init: bool = False,
         revision: str | None = None,
         download_dir: str | None = None,
         dtype: str = "auto",
@@ -81,8 +84,10 @@ class LLM:
         tensor_parallel_size: int = 1,
         device: Literal["auto", "cpu", "cuda"] = "auto",
         cpu_threads: int | None = None,
-        swap_space: float = 0,
         enforce_eager: bool = False,
+        deterministic: bool = False,
+        attention_backend: Literal["auto", "triton", "sdpa"] = "auto",
+        swap_space: float = 0,
         trust_remote_code: bool = False,
         disable_log_stats: bool = True,
         **unknown: Any,
@@ -93,6 +98,7 @@ class LLM:
             model=ModelOptions(
                 model=str(model),
                 tokenizer=None if tokenizer is None else str(tokenizer),
+                skip_tokenizer_init=skip_tokenizer_init,
                 revision=revision,
                 download_dir=None if download_dir is None else str(download_dir),
                 dtype=str(dtype).removeprefix("torch."),
@@ -121,6 +127,11 @@ class LLM:
                 device=device,
                 tensor_parallel_size=tensor_parallel_size,
                 cpu_threads=cpu_threads,
+            ),
+            compute=ComputeOptions(
+                enforce_eager=enforce_eager,
+                deterministic=deterministic,
+                attention_backend=attention_backend,
             ),
         )
         self._engine = OfflineEngine(_typed(config))

@@ -93,6 +93,38 @@ class Stop(Message, frozen=True, tag=8):
     """Supervisor (or LLM) → every child: leave, with exit status 0."""
 
 
+class Profile(Message, frozen=True, tag=9):
+    """LLM → worker: measure ``steps`` steps after ``skip`` more. Answered by Profiled at once.
+
+    With ``steps`` 0 the answer is what has been measured since the last one.
+    """
+
+    steps: int
+    skip: int = 0
+    path: str = ""  # where to write a Chrome trace; empty: measure times only, which costs nothing
+
+
+class KernelTime(Message, frozen=True):
+    """One kernel (on the CPU: one operator) over all steps measured. Part of Profiled."""
+
+    name: str
+    launches: int
+    seconds: float
+
+
+class Profiled(Message, frozen=True, tag=10):
+    """Worker → LLM (its supervisor): what ``steps`` steps took together; nothing if that is 0."""
+
+    rank: int
+    steps: int = 0
+    wall_seconds: float = 0.0  # from the first step's begin to the last one's end
+    cpu_seconds: float = 0.0  # of the worker's main thread
+    in_calls_seconds: float = 0.0  # of the wall time, in launching steps and taking results
+    waiting_seconds: float = 0.0  # of the wall time, in calls that wait for the GPU (with a path)
+    device_seconds: float = 0.0  # in which the GPU had work (with a path)
+    kernels: list[KernelTime] = []  # the longest first (with a path)
+
+
 # ---------------------------------------------------------------------------- front end → tokenizer
 
 
@@ -405,6 +437,6 @@ ToFrontend = (
 )
 ToTokenizer = Launch | Stop | Generate | Cancel | Tokenize | Detokenize | StepOutput | EngineReady
 ToEngine = Launch | Stop | Submit | Abort | StepResult | WorkerReady
-ToWorker = Launch | Stop | Execute
-ToSupervisor = Ready | Progress | Fatal | Drained
+ToWorker = Launch | Stop | Execute | Profile
+ToSupervisor = Ready | Progress | Fatal | Drained | Profiled
 ToLLM = Ready | Progress | Fatal | StepOutput | EngineReady  # the offline LLM is both owners

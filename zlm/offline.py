@@ -42,6 +42,8 @@ from zlm.messages import (
     Fatal,
     Generate,
     Launch,
+    Profile,
+    Profiled,
     Ready,
     StepOutput,
     Submit,
@@ -61,6 +63,7 @@ LAST_WORDS_MS = 500  # how long a dead child's Fatal may still be under way
 REPORT_SECONDS = 1.0  # how long the engine core may take to report that it has gone idle
 WATCH_SECONDS = 0.1  # how often the children are looked at while messages are awaited
 ABORT_SECONDS = 30.0  # how long an interrupted run waits for its sequences' last rows
+PROFILE_SECONDS = 120.0  # how long writing and reading a trace may take
 STOP_SECONDS = 10.0  # how long children may take to leave before they are killed
 
 logger = logging.getLogger(__name__)
@@ -87,7 +90,8 @@ class OfflineEngine:
         self._closing.callback(self._group.stop, STOP_SECONDS)
         self._failure: str | None = None
         self._stats = EngineStats()
-        self._report_due = False  # whether the report that the last run is over is still to come
+        self._profiled: Profiled | None = None  # the worker's answer to the last Profile
+        self._num_submitted = 0  # sequences; a report that covers them all counts as many ends
         self._sequences: set[int] = set()  # submitted, terminal row not seen
         # Lifetime: a run
         self._to_submit: list[Submit] | None = None  # while requests are being checked
@@ -117,7 +121,6 @@ class OfflineEngine:
             try:
                 submits = self._tokenize(requests, interrupt)
                 self._read_reports(0)
-                self._report_due = bool(submits)
                 for submit in submits:
                     self._submit(submit)
                 done = 0
@@ -141,9 +144,24 @@ class OfflineEngine:
         if self._failure is None:
             self._read_reports(0)
             deadline = time.monotonic() + REPORT_SECONDS
-            while self._report_due and time.monotonic() < deadline:
+            while self._report_due() and time.monotonic() < deadline:
                 self._read_reports(int(WATCH_SECONDS * 1000))
         return self._stats
+
+    def profile(self, task: Profile) -> Profiled:
+        """Have the worker measure steps of the next run, or with ``steps`` 0 return the figures."""
+        self._profiled = None
+        self._group.send("worker", 0, task)
+        deadline = time.monotonic() + PROFILE_SECONDS
+        while self._profiled is None:
+            if time.monotonic() > deadline:
+                raise Internal("the worker does not answer")
+            self._watch(int(WATCH_SECONDS * 1000))
+        return self._profiled
+
+    def pid(self, role: str) -> int:
+        """Return the process id of the child *role*: ``engine`` or ``worker``."""
+        return self._group.pid(role)
 
     def close(self) -> None:
         """End the children and remove what they leave. May be called again, and after a fork."""
@@ -155,8 +173,10 @@ class OfflineEngine:
         for message in self._reports.receive(timeout_ms):
             if isinstance(message, EngineStats):
                 self._stats = message
-                if message.num_running == message.num_waiting == 0:
-                    self._report_due = False
+
+    def _report_due(self) -> bool:
+        """Whether the newest report misses ends of sequences that were submitted."""
+        return sum(self._stats.success.values()) < self._num_submitted
 
     # ------------------------------------------------------------------------------- starting
 
@@ -204,6 +224,7 @@ class OfflineEngine:
             self._to_submit = None
 
     def _submit(self, submit: Submit) -> None:
+        self._num_submitted += submit.n
         self._sequences.update(range(submit.seq_id, submit.seq_id + submit.n))
         self._group.send("engine", 0, submit)
 
@@ -276,16 +297,21 @@ class OfflineEngine:
             raise Internal(f"this LLM cannot run: {self._failure}")
         self._watch()
 
-    def _watch(self) -> set[str]:
-        """Return the roles that said Ready since the last look; raise if a child has died."""
+    def _watch(self, wait_ms: int = 0) -> set[str]:
+        """Return the roles that said Ready since the last look; raise if a child has died.
+
+        Waits up to *wait_ms* for a message.
+        """
         self._watched_at = time.monotonic()
         ready = set()
         dead = self._group.poll()
-        for message in self._supervisor.receive(LAST_WORDS_MS if dead else 0):
+        for message in self._supervisor.receive(LAST_WORDS_MS if dead else wait_ms):
             if isinstance(message, Fatal):
                 self._fail(f"the {message.role} failed: {message.text}")
             elif isinstance(message, Ready):
                 ready.add(message.role)
+            elif isinstance(message, Profiled):
+                self._profiled = message
         if dead:
             self._fail(f"the {dead[0].role} process {dead[0].describe()}")
         return ready

@@ -38,7 +38,8 @@ EXAMPLES: dict[str, tuple[list[str], Any]] = {
     "--max-num-batched-tokens": (["2K"], 2048),
     "--scheduling-policy": (["priority"], "priority"),
     "--run-ahead-steps": (["1"], 1),
-    "--device": (["cpu"], "cpu"),
+    "--device": (["cuda"], "cuda"),
+    "--attention-backend": (["sdpa"], "sdpa"),
     "--tensor-parallel-size": (["1"], 1),
     "--cpu-threads": (["2"], 2),
     "--host": (["0.0.0.0"], "0.0.0.0"),
@@ -148,13 +149,21 @@ def test_the_guides_commands_are_taken() -> None:
         "--max-model-len 8192 --max-num-seqs 64 --disable-log-requests --enforce-eager"
     )
     config, notes = parse(chatbot.split(), {})
-    assert not config.server.log_requests and notes[0].startswith("--enforce-eager: there are no")
+    assert not config.server.log_requests and config.compute.enforce_eager and not notes
     assert parse(["M", "--pipeline-parallel-size", "1", "-tp", "1", "--task", "generate"], {})[0]
 
 
 @pytest.mark.parametrize("word", ["auto", "-1"])
 def test_max_model_len_auto(word: str) -> None:
     assert config_of("--max-model-len", word).model.max_model_len is None
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("TRITON_ATTN", "triton"), ("TORCH_SDPA", "sdpa"), ("Triton", "triton"), ("auto", "auto")],
+)
+def test_attention_backends_by_either_name(given: str, name: str) -> None:
+    assert config_of("--attention-backend", given).compute.attention_backend == name
 
 
 def test_served_names_case_65() -> None:
@@ -244,7 +253,7 @@ WRONG = [
     ("--zzzzzz", UNKNOWN + "--zzzzzz"),
     ("-x", UNKNOWN + "-x"),
     ("-O3", UNKNOWN + "-O3"),
-    ("-O 3", "-O" + LACKING + "CUDA graphs"),
+    ("-O 3", "-O" + LACKING + "nothing is compiled"),
     ("--ssl-keyfile k", "--ssl-keyfile" + LACKING + "TLS comes with a later version"),
     ("--no-enable-lora", "--no-enable-lora" + LACKING + "adapters"),
     ("--data_parallel_size 2", "--data-parallel-size" + LACKING + "zlm runs one engine"),
@@ -262,7 +271,7 @@ WRONG = [
         "--gpu-memory-utilization must be a finite number, got 'nan'",
     ),
     ("--dtype int8", "--dtype must be one of auto, float32, bfloat16, float16, float, half"),
-    ("--kv-cache-dtype fp8", "--kv-cache-dtype must be one of auto, float32, bfloat16, got 'fp8'"),
+    ("--kv-cache-dtype fp8", "--kv-cache-dtype must be one of auto, float32, bfloat16, float16"),
     (
         "--kv-cache-memory-bytes 8XB",
         "--kv-cache-memory-bytes must be a number of bytes such as 1073741824, 8GB or 512MiB",
@@ -274,7 +283,12 @@ WRONG = [
     ("--swap-space much", "--swap-space must be a number, got 'much'"),
     ("--tensor-parallel-size 2", "--tensor-parallel-size 2: this version runs one worker"),
     ("-pp 2", "-pp must be 1: this version runs one worker, got '2'"),
-    ("--device cuda", "--device cuda: this version computes on the CPU only"),
+    ("--device tpu", "--device must be one of auto, cpu, cuda, got 'tpu'"),
+    (
+        "--attention-backend FLASH_ATTN",
+        "--attention-backend must be one of auto, triton, sdpa: zlm has attention kernels of its",
+    ),
+    ("--attention-backend fast", "--attention-backend must be one of auto, triton, sdpa, got"),
     ("--served-model-name a a", "--served-model-name has a name twice: a, a"),
     ("--root-path llm", "--root-path must start with /, got llm"),
     ("second", "unexpected 'second' after the model 'M'"),

@@ -185,7 +185,7 @@ class Engine:
 
     def send(self) -> int:
         """Send as many steps as may be in flight; return how many were sent."""
-        steps = self.core.next_steps(self._tick())
+        steps = list(self.core.next_steps(self._tick()))
         self.pending.extend(self.worker.execute(step) for step in steps)
         assert len(self.pending) <= self.resolved.config.scheduler.run_ahead_steps
         if not self.core.is_idle:

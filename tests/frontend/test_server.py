@@ -379,6 +379,23 @@ def test_least_loaded_tokenizer_is_chosen(make_house):
     assert house.sent_to[-1] == 1
 
 
+def test_front_ends_prefer_different_tokenizers():
+    from zlm.frontend.open_requests import OpenRequests
+    from zlm.messages import Cancel
+
+    first_choices = []
+    for index in range(4):
+        sent = []
+        opened = OpenRequests(index, lambda function: None)
+        opened.connect([lambda command, n=n, sent=sent: sent.append(n) for n in range(2)])
+        for _ in range(3):
+            request_id = opened.new_id()
+            opened.submit(request_id, Cancel(request_id), None)
+        assert sorted(sent) in ([0, 0, 1], [0, 1, 1])
+        first_choices.append(sent[0])
+    assert first_choices == [0, 1, 0, 1]
+
+
 def test_request_ids_carry_the_front_end(make_house):
     from zlm.frontend.metrics import FrontendMetrics
     from zlm.frontend.open_requests import OpenRequests

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from real_prompts import SMALL_POOL_BLOCKS, SMALLEST_GAP, assert_same_all_at_once
 
 from zlm import LLM, SamplingParams
 from zlm.outputs import RequestOutput
-
-SMALLEST_GAP = 1e-3  # of logits: below it, float32 noise decides between two tokens
-SMALL_POOL_BLOCKS = 46  # the longest prompt and its answer take 44; all twenty, some 130
 
 WAYS: dict[str, dict[str, Any]] = {
     "chunks-64-no-cache": {"max_num_batched_tokens": 64, "enable_prefix_caching": False},
@@ -30,25 +28,13 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def assert_same_all_at_once(
-    llm: LLM, alone: list[RequestOutput], greedy: SamplingParams
-) -> list[RequestOutput]:
-    """Run every prompt in one call, sixteen at a time; expect the ids of *alone*."""
-    prompts = [output.prompt_token_ids for output in alone]
-    outputs = llm.generate(prompts, greedy, use_tqdm=False)
-    for index, (output, expected) in enumerate(zip(outputs, alone, strict=True)):
-        assert output.outputs[0].token_ids == expected.outputs[0].token_ids, f"prompt {index}"
-    return outputs
-
-
 def test_alone_equals_transformers(
     checkpoint: Any, alone: list[RequestOutput], greedy: SamplingParams
 ) -> None:
     for index, output in enumerate(alone):
         prompt, answer = output.prompt_token_ids, output.outputs[0].token_ids
         assert len(answer) == greedy.max_tokens
-        logits = checkpoint.logits(prompt + answer[:-1])[len(prompt) - 1 :]
-        best = torch.topk(logits, 2)
+        best = torch.topk(checkpoint.along(prompt, answer), 2)
         gap = (best.values[:, 0] - best.values[:, 1]).min().item()
         assert gap > SMALLEST_GAP, f"prompt {index} has a tie: it decides nothing, choose another"
         assert best.indices[:, 0].tolist() == answer, f"prompt {index}"

@@ -7,7 +7,17 @@ from kernel_cases_gemm import SMALL, GemmCase, operands, relative_error
 
 triton_interpreter.enable()
 
-from zlm.kernels import linear_small  # noqa: E402
+from zlm.kernels import linear_slices, linear_small  # noqa: E402
+from zlm.kernels.linear_epilogue import ACTIVATIONS, Product  # noqa: E402
+
+SLICED = [
+    GemmCase(5, 20, 40, bias=True, norm=True, residual=True, activation="gelu_tanh"),
+    GemmCase(16, 33, 130, activation="silu"),
+    GemmCase(17, 20, 576, norm=True),
+    GemmCase(64, 18, 100, bias=True, residual=True),
+    GemmCase(7, 16, 2500, bias=True),
+    GemmCase(33, 5, 3000, residual=True, activation="silu"),
+]
 
 
 @pytest.mark.parametrize("case", SMALL, ids=str)
@@ -16,6 +26,30 @@ def test_product(case: GemmCase) -> None:
     out = torch.full((case.rows, case.N), float("nan"))
     linear_small.linear(**arguments, out=out)
     assert relative_error(out, linear_small.reference(**arguments)) < 1e-6
+
+
+@pytest.mark.parametrize("case", SLICED, ids=str)
+def test_slices(case: GemmCase) -> None:
+    """Exact in float32, which is never theirs; in float16 as they are chosen."""
+    arguments = operands(case, torch.float32, "cpu")
+    out = torch.full((case.rows, case.N), float("nan"))
+    named = {**arguments, "activation": ACTIVATIONS[arguments["activation"]]}
+    linear_slices.run(Product(out=out, **named), pdl=False)
+    assert relative_error(out, linear_small.reference(**arguments)) < 1e-6
+    half = operands(case, torch.float16, "cpu")
+    linear_small.linear(**half, out=out)
+    assert relative_error(out, linear_small.reference(**half)) < 1e-3
+
+
+def test_what_slices_take() -> None:
+    def taken(K: int, dtype: torch.dtype = torch.bfloat16, **kinds: object) -> bool:
+        arguments = operands(GemmCase(8, 16, K, **kinds), dtype, "cpu")
+        named = {**arguments, "activation": ACTIVATIONS[arguments["activation"]]}
+        return linear_slices.takes(Product(out=torch.empty(8, 16), **named))
+
+    assert taken(2048, norm=True, activation="silu") and taken(4096, residual=True)
+    assert not taken(2049, norm=True) and not taken(2049, activation="silu")
+    assert not taken(4097) and not taken(64, torch.float32)
 
 
 @pytest.mark.parametrize("rows", [1, 6])
@@ -50,5 +84,5 @@ def test_settings_fit_every_shape() -> None:
                     assert elements <= linear_small.MOST_TILE_ELEMENTS * 32 * warps
         with pytest.raises(ValueError, match="64 rows"):
             linear_small.tile_setting(device, 65, 100)
-    assert linear_small.vector_setting("NVIDIA H200", 28672, 4096, gated=False) == (1, 4096, 8)
-    assert linear_small.vector_setting("NVIDIA H200", 1536, 576, gated=True) == (4, 1024, 4)
+    assert linear_small.vector_setting("NVIDIA H200", 4096, 14336, gated=False) == (1, 16384, 8)
+    assert linear_small.vector_setting("NVIDIA H200", 1536, 576, gated=True) == (2, 1024, 1)

@@ -10,7 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from zlm.config import RopeSpec
 from zlm.layers.rotary import interleave, rotary_table
-from zlm.ops.rotary import factors, rotate
+from zlm.ops.cpu_rotary import factors, rotate
 
 HEAD_DIM = 32
 SHORT = tuple(1.0 + 0.1 * i for i in range(16))

@@ -16,6 +16,7 @@ from tiny import tiny_checkpoint
 from zlm.models import registry
 from zlm.models.config import load_spec
 from zlm.ops import cpu_process, onednn
+from zlm.ops.cpu import CpuOps
 from zlm.weights.load import open_weights
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma3"]
@@ -28,9 +29,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def sequences(folder: Path, dtype: torch.dtype = torch.float32) -> PagedSequences:
     spec = load_spec(folder)
-    model = registry.build(
-        spec, open_weights(folder, spec), dtype=dtype, device="cpu", max_model_len=512
-    )
+    model = registry.build(spec, open_weights(folder, spec), ops=CpuOps(dtype), max_model_len=512)
     return PagedSequences(model, spec, dtype=dtype)
 
 

@@ -11,6 +11,7 @@ from tiny import tiny_checkpoint
 
 from zlm.models import registry
 from zlm.models.config import load_spec
+from zlm.ops.cpu import CpuOps
 from zlm.weights.load import open_weights
 
 TOLERANCE = 1e-4
@@ -45,7 +46,7 @@ class Golden:
         self.spec = load_spec(folder)
         weights = open_weights(folder, self.spec)
         self.model = registry.build(
-            self.spec, weights, dtype=torch.float32, device="cpu", max_model_len=max_model_len
+            self.spec, weights, ops=CpuOps(torch.float32), max_model_len=max_model_len
         )
         auto = transformers.AutoModelForCausalLM
         if (folder / "config.json").read_text().find("vision_config") >= 0:

@@ -11,6 +11,7 @@ from paged_steps import PagedSequences
 
 from zlm.models import registry
 from zlm.models.config import load_spec
+from zlm.ops.cpu import CpuOps
 from zlm.weights.load import open_weights
 
 pytestmark = pytest.mark.slow
@@ -27,8 +28,7 @@ class Real:
         self.model = registry.build(
             self.spec,
             open_weights(path, self.spec),
-            dtype=torch.float32,
-            device="cpu",
+            ops=CpuOps(torch.float32),
             max_model_len=1024,
         )
         self.reference: Any = transformers.AutoModelForCausalLM.from_pretrained(

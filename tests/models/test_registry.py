@@ -15,6 +15,7 @@ from zlm.models import registry
 from zlm.models.config import load_spec
 from zlm.models.registry import Model
 from zlm.models.tensors import expected_tensors
+from zlm.ops.cpu import CpuOps
 from zlm.weights.load import open_weights
 
 HEAD = "lm_head.weight"
@@ -53,7 +54,7 @@ def tensors(folder: Path) -> Tensors:
 
 
 def build(spec: ModelSpec, tensors: Tensors) -> Model:
-    return registry.build(spec, tensors, dtype=torch.float32, device="cpu", max_model_len=64)
+    return registry.build(spec, tensors, ops=CpuOps(torch.float32), max_model_len=64)
 
 
 def logits_of(model: Model, spec: ModelSpec) -> torch.Tensor:
@@ -148,4 +149,4 @@ def test_buffers_that_are_computed_here_are_ignored(
     )
     spec = load_spec(tmp_path / "copy")
     weights = open_weights(tmp_path / "copy", spec)
-    registry.build(spec, weights, dtype=torch.float32, device="cpu", max_model_len=64)
+    registry.build(spec, weights, ops=CpuOps(torch.float32), max_model_len=64)

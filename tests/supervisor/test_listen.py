@@ -48,6 +48,50 @@ def test_all_ipv6_addresses_are_all_ipv4_addresses_too() -> None:
     listener.close()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_front_ends_share_a_port_evenly(host: str) -> None:
+    listener = open_listener(ServerOptions(host=host, port=0, api_server_count=4), {})
+    port = int(listener.url.rpartition(":")[2])
+    own = [socket.socket(fileno=os.dup(listener.fileno(index))) for index in range(4)]
+    clients = [socket.create_connection((host, port)) for _ in range(200)]
+    taken = []
+    for listening in own:
+        listening.setblocking(False)
+        taken.append(0)
+        with pytest.raises(BlockingIOError):
+            while True:
+                listening.accept()[0].close()
+                taken[-1] += 1
+    assert sum(taken) == 200
+    assert min(taken) >= 20  # 50 on average, 6 standard deviations are 37
+    for each in (*own, *clients):
+        each.close()
+    listener.close()
+    assert all(listener.fileno(index) < 0 for index in range(4))
+
+
+def test_a_port_that_front_ends_share_is_taken_for_a_second_server() -> None:
+    several = ServerOptions(port=0, api_server_count=2)
+    first = open_listener(several, {})
+    port = int(first.url.rpartition(":")[2])
+    for count in (1, 2):
+        with pytest.raises(ConfigError, match=rf"--port {port} on 127.0.0.1 is taken"):
+            open_listener(ServerOptions(port=port, api_server_count=count), {})
+    connect(first)
+    first.close()
+    alone = open_listener(ServerOptions(port=port), {})
+    with pytest.raises(ConfigError, match=rf"--port {port} on 127.0.0.1 is taken"):
+        open_listener(ServerOptions(port=port, api_server_count=2), {})
+    alone.close()
+
+
+def test_front_ends_share_a_unix_socket(tmp_path: Path) -> None:
+    options = ServerOptions(uds=str(tmp_path / "zlm.sock"), api_server_count=3)
+    listener = open_listener(options, {})
+    assert listener.fileno(0) == listener.fileno(2)
+    listener.close()
+
+
 def test_a_second_server_on_a_port_is_refused_and_a_third_after_both_is_not() -> None:
     first = open_listener(ServerOptions(port=0), {})
     port = int(first.url.rpartition(":")[2])

@@ -4,7 +4,8 @@
 compiled. Kernels are imported when they are run: the interpreter must have been turned on before.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,6 +67,8 @@ GPU_DECODE = [
     AttentionCase("gemma-full", 4, 1, 256, _MIXED),
     AttentionCase("gemma-window", 4, 1, 256, (*_MIXED, 2000), window=512),
     AttentionCase("qwen3-mixed", 16, 8, 128, _MIXED),
+    AttentionCase("gemma-few", 4, 1, 256, (1, 300, 0, 2000, 17), window=512),
+    AttentionCase("qwen3-few", 16, 8, 128, (1, 15, 0, 1000, 64, 65, 300, 32)),
     AttentionCase("llama8b-one-long", 32, 8, 128, (40_000,)),
     AttentionCase("llama8b-long-and-short", 32, 8, 128, (20_000, *(3,) * 31)),
     AttentionCase("llama8b-batch-300", 32, 8, 128, tuple(1 + 13 * i % 400 for i in range(300))),
@@ -147,41 +150,38 @@ def relative_error(out: Tensor, expected: Tensor) -> float:
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
-def with_lengths(case: AttentionCase, lengths: tuple[int, ...]) -> AttentionCase:
-    """Return *case* with other rows."""
-    return replace(case, lengths=lengths)
-
-
 def decode_both(
     case: AttentionCase,
     dtype: torch.dtype,
     device: str,
     *,
-    programs: int | None = None,
-    fixed_splits: int = 0,
+    processors: int | None = None,
     use_dot: bool | None = None,
     tile: int = 0,
+    least: int = 1,
+    workspace: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (kernel's result, reference) of decode attention; what may not be read is NaN."""
+    """Return (kernel's result, reference) of decode attention; what may not be read is NaN.
+
+    The kernel is run twice over the same buffers, which must be ready for the second time. They are
+    *workspace*, or made by what else is given.
+    """
     from zlm.kernels import attention_decode as decode
     from zlm.kernels import attention_decode_plan as planning
 
     rows = paged(case, dtype, device, stale=float("nan"))
     q = queries(case, dtype, device)
     num_rows = len(case.lengths)
-    workspace = planning.allocate_workspace(
+    workspace = workspace or planning.allocate_workspace(
         case.num_heads,
         case.num_kv_heads,
         case.head_dim,
         dtype,
         torch.device(device),
-        max_rows=num_rows + 1,
-        programs=programs,
-        fixed_splits=fixed_splits,
+        processors=processors,
         use_dot=use_dot,
+        configs=(planning.DecodeConfig(tile, 4, 1, 1, least),) * 2 if tile else None,
     )
-    if tile:
-        workspace = replace(workspace, config=planning.DecodeConfig(tile, 4, 1, 1))
     workspace.partial.fill_(float("nan"))
     workspace.partial_lse.fill_(float("nan"))
     plan = torch.full((planning.plan_size(num_rows + 1, workspace),), -9, device=device).int()
@@ -193,10 +193,13 @@ def decode_both(
         window=case.window,
     )
     shape = (num_rows, case.num_heads, case.head_dim)
-    out = torch.full(shape, float("nan"), dtype=dtype, device=device)
     where = (q, rows.cache, rows.block_table, rows.seq_lens)
     how = {"scale": case.scale, "window": case.window, "softcap": case.softcap}
+    out, again = (torch.full(shape, float("nan"), dtype=dtype, device=device) for _ in range(2))
     decode.attention_decode(*where, plan, out=out, workspace=workspace, **how)
+    decode.attention_decode(*where, plan, out=again, workspace=workspace, **how)
+    assert torch.equal(out, again), "the order of additions is fixed"
+    assert not workspace.arrivals.any(), "counters are left at zero"
     return out, decode.reference(*where, **how)
 
 

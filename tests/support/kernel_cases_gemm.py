@@ -94,6 +94,17 @@ def operands(
     }
 
 
+# (rows, width) of gate and up after a merged product.
+GATED = [(1, 100), (5, 1030), (5, 2048), (64, 1536), (257, 14336)]
+
+
+def gated_operand(rows: int, width: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Return rows [gate, up] of a strided tensor, [rows, 2 * width]."""
+    generator = torch.Generator(device).manual_seed(0)
+    wide = torch.randn(rows, 2 * width + 8, generator=generator, device=device) * 3
+    return wide.to(dtype)[:, : 2 * width]
+
+
 def relative_error(got: Tensor, wanted: Tensor) -> float:
     """Return ‖got - wanted‖ / ‖wanted‖ in float64; NaN if there is one."""
     return float((got.double() - wanted).norm() / wanted.norm())

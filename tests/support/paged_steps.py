@@ -5,14 +5,72 @@ its window: their table entries point at the null block, and what they held is o
 """
 
 import random
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from zlm.config import ModelSpec, kv_groups
 from zlm.models.registry import Model
-from zlm.ops import kv_cache
+from zlm.ops.backend import Ops
 from zlm.ops.batch import GroupBatch, StepBatch
+from zlm.ops.cpu import CpuOps
+
+
+@dataclass(frozen=True)
+class Padding:
+    """What is added to a step, as a runner with buffers of fixed sizes does."""
+
+    decodes: int = 0  # rows of one token, whose slot is in the null block, after the decodes
+    rows: int = 0  # rows of no token, at the end
+    tokens: int = 0  # tokens of no row, at the end
+
+    def pad(self, batch: StepBatch, *, lengths: bool) -> tuple[StepBatch, Tensor]:
+        """Return the padded batch, with lengths on the host or not, and the places of its tokens.
+
+        Fill values are what a runner's buffers may hold there: stale ids, positions out of range.
+        """
+        nd, after = batch.num_decodes, batch.num_tokens - batch.num_decodes
+
+        def tokens(values: Tensor, decode: int, rest: int) -> Tensor:
+            between = torch.full((self.decodes,), decode, dtype=values.dtype)
+            end = torch.full((self.tokens,), rest, dtype=values.dtype)
+            return torch.cat((values[:nd], between, values[nd:], end))
+
+        def rows(values: Tensor, decode: int, rest: int) -> Tensor:
+            between = values.new_full((self.decodes, *values.shape[1:]), decode)
+            end = values.new_full((self.rows, *values.shape[1:]), rest)
+            return torch.cat((values[:nd], between, values[nd:], end))
+
+        counts = rows(batch.query_starts.diff(), 1, 0)
+        seq_lens = rows(batch.seq_lens, 1, 0)
+        starts = torch.cat((counts.new_zeros(1), counts.cumsum(0))).int()
+        groups = [
+            GroupBatch(tokens(g.slot_mapping, 0, 1), rows(g.block_table, 0, 0), g.window)
+            for g in batch.groups
+        ]
+        padded = StepBatch(
+            token_ids=tokens(batch.token_ids, 3, 5),
+            positions=tokens(batch.positions, 0, 10**6),
+            query_starts=starts,
+            seq_lens=seq_lens,
+            num_decodes=nd + self.decodes,
+            query_lens=counts.tolist() if lengths else [],
+            context_lens=seq_lens.tolist() if lengths else [],
+            groups=groups,
+        )
+        return padded, torch.cat((torch.arange(nd), nd + self.decodes + torch.arange(after)))
+
+
+def on(batch: StepBatch, device: torch.device) -> StepBatch:
+    """Return *batch* with its tensors on *device*."""
+    names = ("token_ids", "positions", "query_starts", "seq_lens")
+    moved = {name: getattr(batch, name).to(device) for name in names}
+    groups = [
+        GroupBatch(g.slot_mapping.to(device), g.block_table.to(device), g.window)
+        for g in batch.groups
+    ]
+    return replace(batch, groups=groups, **moved)
 
 
 class PagedSequences:
@@ -26,15 +84,16 @@ class PagedSequences:
         num_blocks: int = 256,
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
+        ops: Ops | None = None,
         seed: int = 0,
     ) -> None:
+        """*ops*: those of the model; None: the CPU's."""
         self.model = model
+        self.ops = ops or CpuOps(dtype)
         self.groups = kv_groups(spec)
         self.block_size = block_size
         self.caches = [
-            kv_cache.allocate(
-                num_blocks, block_size, spec.num_kv_heads, spec.head_dim, dtype, "cpu"
-            )
+            self.ops.allocate_cache(num_blocks, block_size, spec.num_kv_heads, spec.head_dim, dtype)
             for _ in range(spec.num_layers)
         ]
         order = random.Random(seed)
@@ -42,16 +101,23 @@ class PagedSequences:
         self.tables: dict[int, list[list[int]]] = {}  # sequence: a table in each group
         self.lengths: dict[int, int] = {}
 
-    def step(self, rows: list[tuple[int, list[int]]]) -> list[Tensor]:
+    def step(
+        self, rows: list[tuple[int, list[int]]], padding: Padding | None = None
+    ) -> list[Tensor]:
         """Compute each row's next tokens (sequence, ids); return each row's logits [count, V].
 
         Rows of one token must come first.
         """
         with torch.inference_mode():
             batch = self.batch(rows)
-            hidden = self.model.forward(batch, self.caches)
-            assert hidden.shape[0] == batch.num_tokens
-            logits = self.model.logits(hidden)
+            if padding is None:
+                hidden = self.model.forward(on(batch, self.ops.device), self.caches)
+                assert hidden.shape[0] == batch.num_tokens
+            else:
+                padded, places = padding.pad(batch, lengths=self.ops.needs_lengths)
+                padded = on(padded, self.ops.device)
+                hidden = self.model.forward(padded, self.caches)[places]
+            logits = self.model.logits(hidden).cpu()
         self._give_up_blocks()
         return list(logits.split(batch.query_lens))
 
@@ -83,7 +149,7 @@ class PagedSequences:
         self._extend(target, self.lengths[source])
         for g, group in enumerate(self.groups):
             caches = [self.caches[layer] for layer in group.layers]
-            kv_cache.copy_blocks(caches, self.tables[source][g], self.tables[target][g])
+            self.ops.copy_blocks(caches, self.tables[source][g], self.tables[target][g])
 
     def _extend(self, sequence: int, length: int) -> None:
         tables = self.tables.setdefault(sequence, [[] for _ in self.groups])

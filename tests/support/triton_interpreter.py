@@ -27,3 +27,13 @@ def enable() -> None:
 
     patched.takes_the_element = True  # type: ignore[attr-defined]
     interpreter._patch_lang_tensor = patched
+
+
+def wide_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have products use few programs of many columns: no card is to be filled, each costs 3 ms."""
+    from zlm.kernels import linear_small
+
+    def setting(device: str, N: int, K: int, *, gated: bool) -> tuple[int, int, int]:
+        return 128, 1 << (K - 1).bit_length(), 4
+
+    monkeypatch.setattr(linear_small, "vector_setting", setting)

@@ -200,6 +200,7 @@ def test_a_stop_id_is_named_and_cuts_nothing_else(make_engine: Callable) -> None
     stops=st.lists(st.sampled_from(["a", "ab", "é", "\n", "�", "th", "e f"]), max_size=3),
     skip=st.booleans(),
     logprobs=st.booleans(),
+    with_ids=st.booleans(),
 )
 def test_streamed_and_plain_answers_are_equal(
     make_engine: Callable,
@@ -208,10 +209,11 @@ def test_streamed_and_plain_answers_are_equal(
     stops: list[str],
     skip: bool,
     logprobs: bool,
+    with_ids: bool,
 ) -> None:
     engine = make_engine.shared  # type: ignore[attr-defined]
     options: dict[str, Any] = {"stop": stops or None, "skip_special_tokens": skip}
-    options |= {"max_tokens": 64, "logprobs": 0 if logprobs else None, "return_token_ids": True}
+    options |= {"max_tokens": 64, "logprobs": 0 if logprobs else None, "return_token_ids": with_ids}
     (streamed,) = engine.generate("a", request_id=1, stream=True, **options)
     (plain,) = engine.generate("a", request_id=2, **options)
     engine.answers.clear()
@@ -222,7 +224,7 @@ def test_streamed_and_plain_answers_are_equal(
     many = [d for d in engine.deltas() if d.request_id == 1]
     (one,) = (d for d in engine.deltas() if d.request_id == 2)
     assert text_of(many) == one.text
-    assert [t for d in many for t in d.token_ids or ()] == one.token_ids
+    assert [t for d in many for t in d.token_ids or ()] == (one.token_ids or [])
     assert (many[-1].finish_reason, many[-1].stop_reason) == (one.finish_reason, one.stop_reason)
     assert many[-1].num_output_tokens == one.num_output_tokens
     assert [d.finish_reason for d in many[:-1]] == [None] * (len(many) - 1)
@@ -455,6 +457,48 @@ def test_a_fault_ends_its_request_alone(
     assert "a bug" in caplog.text
     assert engine.aborts == [bad.seq_id, bad.seq_id + 1]
     assert engine.core.open_requests == 1
+
+
+def test_a_fault_in_a_stream_under_way_ends_its_request_alone(
+    make_engine: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    (bad,) = engine.generate("a", stream=True)
+    (good,) = engine.generate("b", request_id=2, stream=True)
+    (token,) = ids(engine, "x")
+    rows = [(bad.seq_id, token, RUNNING), (good.seq_id, token, RUNNING)]
+    engine.step(*rows)
+    next_delta = Choice.next_delta
+
+    def failing(choice: Choice, token_id: int) -> Delta | None:
+        if choice.request_id == 1:
+            raise RuntimeError("a bug")
+        return next_delta(choice, token_id)
+
+    monkeypatch.setattr(Choice, "next_delta", failing)
+    deltas, failed = engine.step(*rows)
+    assert [(d.request_id, d.text, d.num_output_tokens) for d in deltas.items] == [(2, "x", 2)]
+    assert (failed.request_id, failed.status) == (1, 500)
+    assert engine.aborts == [bad.seq_id]
+
+
+def test_only_streams_that_ask_for_text_alone_take_the_short_way(make_engine: Callable) -> None:
+    engine = make_engine()
+    (token,) = ids(engine, "x")
+    asked: list[dict[str, Any]] = [
+        {},
+        {"stop": ["y"]},
+        {"logprobs": 0},
+        {"return_token_ids": True},
+        {"detokenize": False, "return_token_ids": True},
+        {"stream": False},
+    ]
+    for number, options in enumerate(asked):
+        (submit,) = engine.generate("a", request_id=number, **({"stream": True} | options))
+        choice = engine.core._choices[submit.seq_id]
+        assert not choice.is_plain  # before the first delta
+        engine.step((submit.seq_id, token, RUNNING))
+        assert choice.is_plain == (options == {})
 
 
 def test_news_of_unknown_sequences_are_dropped(make_engine: Callable, columns: Callable) -> None:

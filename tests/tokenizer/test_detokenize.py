@@ -71,6 +71,16 @@ def test_a_continued_text_keeps_its_leading_space(vocabularies: dict[str, Vocabu
         assert "".join(streamed(table, ids)) == "Paris"
 
 
+def test_a_table_has_the_text_of_whole_tokens_alone(vocabularies: dict[str, Vocabulary]) -> None:
+    vocabulary = vocabularies["byte_level"]
+    table = TokenTable(vocabulary)
+    part, whole = (vocabulary.tokenizer.token_to_id(c) for c in "ða")
+    assert table.texts[part] is None and table.shown_texts[part] is None
+    assert table.texts[whole] == table.shown_texts[whole] == "a"
+    assert (table.texts[2], table.shown_texts[2]) == ("<|im_end|>", "")
+    assert table.texts[vocabulary.size + 3] == ""  # a row of the model without a token
+
+
 def test_special_tokens_are_shown_only_when_asked(vocabularies: dict[str, Vocabulary]) -> None:
     vocabulary = vocabularies["byte_level"]
     ids = [*vocabulary.encode("a"), 2]

@@ -14,7 +14,7 @@ from tiny import tiny_checkpoint, tiny_gguf
 from zlm.config import ModelSpec
 from zlm.errors import ModelError
 from zlm.models.config import load_spec
-from zlm.weights.load import Weights, open_weights
+from zlm.weights.load import FedFolderWeights, Weights, open_weights
 
 
 def read_all(path: Path, spec: ModelSpec | None = None) -> dict[str, torch.Tensor]:
@@ -61,6 +61,17 @@ def test_shards_with_a_stale_one_beside_them(llama: Path, tmp_path: Path) -> Non
     save_file(stale, folder / "model-00009-of-00009.safetensors")
     save_file(stale, folder / "model.safetensors")
     assert_same(read_all(folder), whole)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_is_fed_to_a_device_is_the_same(tmp_path: Path, dtype: str) -> None:
+    folder = tiny_checkpoint(tmp_path, "llama", dtype=dtype, shards=2)
+    fed = FedFolderWeights(folder, torch.device("cpu"))
+    expected = read_all(folder)
+    assert list(fed.names()) == list(expected)
+    assert all(fed.shape(name) == tuple(tensor.shape) for name, tensor in expected.items())
+    assert_same({name: fed.get(name) for name in fed.names()}, expected)
+    fed.close()
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The worker process: its loop on real sockets, and a whole one started as a child."""
 
 import threading
+from collections import deque
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from zlm.messages import (
     Execute,
     Fatal,
     Launch,
+    Profile,
     Progress,
     Ready,
     StepResult,
@@ -74,6 +76,32 @@ def receive(inbox: Inbox, kind: type) -> object:
     raise AssertionError(f"no {kind.__name__} came")
 
 
+class AheadRunner:
+    """A device that has one step ended whenever two are in flight."""
+
+    def __init__(self) -> None:
+        self.running: deque[int] = deque()
+        self.spare = 3
+
+    @property
+    def in_flight(self) -> bool:
+        return bool(self.running)
+
+    def launch(self, message: Execute) -> None:
+        self.running.append(message.step)
+
+    def done(self) -> bool:
+        return len(self.running) > 1
+
+    def collect(self) -> StepResult:
+        step = self.running.popleft()
+        return StepResult(step, ids([step * 10]))
+
+    def use_idle_time(self) -> bool:
+        self.spare -= 1
+        return self.spare > 0
+
+
 def test_steps_are_executed_in_order_until_stop(tmp_path: Path, context: zmq.Context) -> None:
     inbox = Inbox(context, address(tmp_path, "worker"), ToWorker)
     results = Inbox(context, address(tmp_path, "engine"), ToEngine)
@@ -81,24 +109,24 @@ def test_steps_are_executed_in_order_until_stop(tmp_path: Path, context: zmq.Con
     sender = Outbox(context, address(tmp_path, "worker"), linger_ms=1000)
     beats: list[tuple[bool, int]] = []
 
-    def run(message: Execute) -> StepResult:
-        return StepResult(message.step, ids([message.step * 10]))
-
+    profiled: list[Profile] = []
     for step in range(1, 6):
         sender.send(execute(step, [(0, step, 1, 1)]))
+    sender.send(Profile(3))
     sender.send(Stop())
-    thread = threading.Thread(
-        target=work, args=(inbox, engine, run, lambda pending, n: beats.append((pending, n)))
-    )
+    beat = lambda pending, n: beats.append((pending, n))  # noqa: E731
+    arguments = (inbox, engine, AheadRunner(), beat, profiled.append)
+    thread = threading.Thread(target=work, args=arguments)
     thread.start()
     thread.join(timeout=PATIENCE_MS / 1000)
     assert not thread.is_alive()
     got: list = []
-    while len(got) < 5:
+    while len(got) < 4:
         got += results.receive(PATIENCE_MS)
-    assert [(r.step, tokens_of(r)) for r in got] == [(n, [n * 10]) for n in range(1, 6)]
-    assert [beat for beat in beats if beat[0]] == [(True, n) for n in range(5)]
-    assert beats[0] == (False, 0)
+    assert [(r.step, tokens_of(r)) for r in got] == [(n, [n * 10]) for n in range(1, 5)]
+    done = [steps for pending, steps in beats if pending]
+    assert done == sorted(done) and {0, 1, 2, 3} <= set(done)
+    assert beats[0] == (False, 0) and len(profiled) == 1
 
 
 def test_a_whole_worker_as_a_child(tmp_path: Path, context: zmq.Context) -> None:

@@ -34,11 +34,6 @@ def _trust_remote_code(value: str) -> str:
     return "a model's own code is never run; a model that needs it is refused"
 
 
-def _enforce_eager(value: str) -> str:
-    values.switch(value)
-    return "there are no CUDA graphs on the CPU: every step runs eagerly"
-
-
 def _pipeline_parallel_size(value: str) -> str:
     if values.integer(value) != 1:
         raise ValueError("must be 1: this version runs one worker")
@@ -65,11 +60,6 @@ ACCEPTED = (
         flag="--trust-remote-code",
         take=_trust_remote_code,
         help="a model's own code is never run; models that need none are served",
-    ),
-    Accepted(
-        flag="--enforce-eager",
-        take=_enforce_eager,
-        help="steps on the CPU always run eagerly",
     ),
     Accepted(
         flag="--pipeline-parallel-size",

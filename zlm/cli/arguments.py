@@ -49,6 +49,11 @@ MODEL = (
         default="the model",
     ),
     Argument(
+        flag="--skip-tokenizer-init",
+        field="model.skip_tokenizer_init",
+        help="load no tokenizer: prompts and answers are token ids",
+    ),
+    Argument(
         flag="--revision",
         field="model.revision",
         metavar="NAME",
@@ -69,7 +74,7 @@ MODEL = (
         field="model.dtype",
         metavar="TYPE",
         parse=values.choice(*DTYPES),
-        help="type to compute in: auto, float32, bfloat16 (float16 needs a GPU)",
+        help="type to compute in: auto, float32, bfloat16, float16 (needs a GPU)",
     ),
     Argument(
         flag="--max-model-len",
@@ -181,7 +186,7 @@ SCHEDULER = (
         metavar="N",
         parse=values.quantity,
         help="most sequences that run at once",
-        default="64 on the CPU",
+        default="256 on a GPU, 64 on the CPU",
     ),
     Argument(
         flag="--max-num-batched-tokens",
@@ -189,7 +194,7 @@ SCHEDULER = (
         metavar="N",
         parse=values.quantity,
         help="most tokens of one step",
-        default="256 on the CPU",
+        default="8192 on a GPU, 256 on the CPU",
     ),
     Argument(
         flag="--enable-chunked-prefill",
@@ -218,7 +223,24 @@ COMPUTE = (
         field="parallel.device",
         metavar="DEVICE",
         parse=values.choice("auto", "cpu", "cuda"),
-        help="auto or cpu",
+        help="auto (a GPU if there is one), cuda or cpu",
+    ),
+    Argument(
+        flag="--enforce-eager",
+        field="compute.enforce_eager",
+        help="no CUDA graphs: a quicker start, slower steps",
+    ),
+    Argument(
+        flag="--deterministic",
+        field="compute.deterministic",
+        help="the same tokens in any company, on a GPU too; somewhat slower there",
+    ),
+    Argument(
+        flag="--attention-backend",
+        field="compute.attention_backend",
+        metavar="NAME",
+        parse=values.attention_backend,
+        help="attention on a GPU: auto, triton, or sdpa (torch's)",
     ),
     Argument(
         flag="--tensor-parallel-size",
@@ -299,6 +321,7 @@ SERVER = (
         parse=values.integer,
         spellings=("-asc",),
         help="front-end processes",
+        default="1, with a GPU one for 4 CPUs, at most 4",
     ),
     Argument(
         flag="--tokenizer-pool-size",
@@ -306,6 +329,7 @@ SERVER = (
         metavar="N",
         parse=values.integer,
         help="tokenizer processes",
+        default="1, with a GPU one for 8 CPUs, at most 4",
     ),
     Argument(
         flag="--enable-log-requests",

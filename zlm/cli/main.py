@@ -11,7 +11,10 @@ from difflib import get_close_matches
 
 from zlm import __version__
 
-COMMANDS = {"serve": "serve a model over HTTP, with OpenAI's API"}
+COMMANDS = {
+    "serve": "serve a model over HTTP, with OpenAI's API",
+    "bench": "measure where the time of a step goes",
+}
 USAGE_ERROR = 2
 
 

@@ -16,6 +16,7 @@ from zlm.cli.arguments import ARGUMENTS, Argument
 from zlm.cli.unsupported import UNSUPPORTED
 from zlm.config import (
     CacheOptions,
+    ComputeOptions,
     Config,
     ModelOptions,
     ParallelOptions,
@@ -267,5 +268,6 @@ def _build(values: Mapping[str, Any]) -> Config:
         cache=CacheOptions(**parts.get("cache", {})),
         scheduler=SchedulerOptions(**parts.get("scheduler", {})),
         parallel=ParallelOptions(**parts.get("parallel", {})),
+        compute=ComputeOptions(**parts.get("compute", {})),
         server=ServerOptions(limits=limits, **parts.get("server", {})),
     )

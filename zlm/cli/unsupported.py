@@ -37,11 +37,17 @@ LATER = {
 }
 
 INSTEAD = {
-    "CUDA graphs and compilation are for GPUs, which come with a later version": (
+    "nothing is compiled by tracing, and CUDA graphs have sizes of their own (or none: "
+    "--enforce-eager)": (
         "compilation-config optimization-level cudagraph-capture-sizes cuda-graph-sizes "
         "max-cudagraph-capture-size max-seq-len-to-capture max-context-len-to-capture "
-        "cudagraph-metrics enable-layerwise-nvtx-tracing attention-backend attention-config "
-        "use-trtllm-attention disable-cascade-attn override-attention-dtype kernel-config "
+        "cudagraph-metrics enable-layerwise-nvtx-tracing"
+    ),
+    "attention has one switch here: --attention-backend auto, triton or sdpa": (
+        "attention-config use-trtllm-attention disable-cascade-attn override-attention-dtype"
+    ),
+    "kernels are chosen by the card and the shapes": "kernel-config",
+    "steps always run ahead: --run-ahead-steps": (
         "async-scheduling num-scheduler-steps multi-step-stream-outputs"
     ),
     "zlm runs one engine on one machine": (
@@ -87,7 +93,7 @@ INSTEAD = {
     ),
     "put a token in the environment: HF_TOKEN": "hf-token",
     "a model's own code is never run": "code-revision model-impl io-processor-plugin",
-    "zlm has one kind of tokenizer, the tokenizers library": "tokenizer-mode skip-tokenizer-init",
+    "zlm has one kind of tokenizer, the tokenizers library": "tokenizer-mode",
     "--revision is the tokenizer's too": "tokenizer-revision",
     "weights are read one way, as fast as the disk gives them": (
         "model-loader-extra-config safetensors-load-strategy ignore-patterns use-tqdm-on-load "
@@ -140,8 +146,8 @@ UNSUPPORTED: dict[str, str] = {
     for why, names in table.items()
     for name in names.split()
 } | {
-    "-O": "CUDA graphs and compilation are for GPUs, which come with a later version",
-    "-cc": "CUDA graphs and compilation are for GPUs, which come with a later version",
+    "-O": "nothing is compiled by tracing",
+    "-cc": "nothing is compiled by tracing",
     "-dp": "zlm runs one engine on one machine",
     "-ep": "zlm runs one engine on one machine",
 }

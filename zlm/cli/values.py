@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)")
+VLLM_BACKENDS = {"TRITON_ATTN": "triton", "TRITON_ATTN_VLLM_V1": "triton", "TORCH_SDPA": "sdpa"}
 POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -64,6 +65,18 @@ def choice(*known: str, spellings: dict[str, str] | None = None) -> Callable[[st
         return value
 
     return parse
+
+
+def attention_backend(value: str) -> str:
+    """Return the name of a backend, from vLLM's name too where both have it."""
+    known = ("auto", "triton", "sdpa")
+    name = VLLM_BACKENDS.get(value.upper(), value.lower())
+    if name in known:
+        return name
+    why = ""
+    if value.isupper() or value.upper().startswith(("FLASH", "XFORMERS", "FLEX")):
+        why = ": zlm has attention kernels of its own and no backends of vLLM"
+    raise ValueError(f"must be one of {', '.join(known)}{why}")
 
 
 def quantity(value: str) -> int:

@@ -7,7 +7,7 @@ calls, and the process (``zlm.engine.process``) is only the loop around it.
 Promise: each submitted sequence gets exactly one terminal row or error, whatever happens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from zlm.config import Resolved
 from zlm.engine.kv_groups import KVGroups
@@ -88,15 +88,16 @@ class EngineCore:
 
     # ------------------------------------------------------------------ messages out
 
-    def next_steps(self, now: float) -> list[Execute]:
-        """Return the steps to send now, so that ``run_ahead_steps`` of them are in flight."""
-        steps = []
+    def next_steps(self, now: float) -> Iterator[Execute]:
+        """Plan the steps to send now, so that ``run_ahead_steps`` of them are in flight.
+
+        Each is planned when it is asked for: the first can be on its way before the second is.
+        """
         while self.scheduler.num_in_flight < self._run_ahead:
             step = self.scheduler.plan(now)
             if step is None:
-                break
-            steps.append(step)
-        return steps
+                return
+            yield step
 
     def ready(self, device: str, dtype: str) -> EngineReady:
         """Return what tokenizers must know."""

@@ -35,6 +35,14 @@ class TableEntries:
         self.indices = array("i")
         self.blocks = array("i")
 
+    def add_run(self, group: int, slot: int, first: int, blocks: list[int]) -> None:
+        """Note that the entries of *slot* in *group* from index *first* on are now *blocks*."""
+        count = len(blocks)
+        self.groups.extend([group] * count)
+        self.slots.extend([slot] * count)
+        self.indices.extend(range(first, first + count))
+        self.blocks.extend(blocks)
+
     def add(self, group: int, slot: int, index: int, block: int) -> None:
         """Note that entry *index* of *slot* in *group* is now *block*."""
         self.groups.append(group)
@@ -160,16 +168,15 @@ class KVGroups:
 
         The caller has seen that there is room.
         """
-        entries = self.entries
         have = len(self._tables[0][slot])
         want = -(-num_tokens // self.block_size)
+        if have >= want:
+            return have * self.block_size
         for group, pool in enumerate(self.pools):
-            table = self._tables[group][slot]
-            for index in range(have, want):
-                block = pool.allocate()
-                table.append(block)
-                entries.add(group, slot, index, block)
-        return max(have, want) * self.block_size
+            blocks = pool.allocate_many(want - have)
+            self._tables[group][slot] += blocks
+            self.entries.add_run(group, slot, have, blocks)
+        return want * self.block_size
 
     def extend_each(self, slots: list[int]) -> None:
         """Allocate one more block for each of *slots* in every group: steady decode's growth.

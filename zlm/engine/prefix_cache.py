@@ -42,6 +42,14 @@ class BlockHasher:
         """Return the key of a full block: *token_ids* (int32) after the text of *parent*."""
         return blake2b(parent + token_ids, digest_size=KEY_BYTES, key=self._secret).digest()
 
+    def blocks(self, parent: bytes, token_ids: bytes, block_bytes: int) -> list[bytes]:
+        """Return the keys of the full blocks, *block_bytes* each, that *token_ids* consists of."""
+        keys = []
+        for start in range(0, len(token_ids), block_bytes):
+            parent = self.block(parent, token_ids[start : start + block_bytes])
+            keys.append(parent)
+        return keys
+
 
 def first_live_block(position: int, window: int, block_size: int) -> int:
     """Return the index of the first block that a query at *position* or later can read.

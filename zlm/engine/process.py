@@ -6,10 +6,9 @@ Owns the sockets around one ``EngineCore`` and the clock it is given. One thread
 
 Steps go out before news: the workers' next step must never wait. With nothing to do the loop
 sleeps in the inbox and uses no CPU; with ``run_ahead_steps`` in flight it sleeps there as well,
-because the workers hold their next step already.
+because the workers hold their next step already: it does not spin (bench/LOG.md, 2026-11-29).
 """
 
-import gc
 import logging
 import time
 
@@ -26,6 +25,7 @@ from zlm.messages import (
     ToEngine,
     WorkerReady,
 )
+from zlm.process import garbage
 from zlm.process.child import Child, run
 
 STATS_SECONDS = 0.25  # between two reports while it works
@@ -45,10 +45,10 @@ class EngineProcess:
             child.outbox("worker", rank) for rank in range(config.parallel.tensor_parallel_size)
         ]
         self._tokenizers = [
-            child.outbox("tokenizer", index) for index in range(config.server.tokenizer_pool_size)
+            child.outbox("tokenizer", index) for index in range(resolved.num_tokenizers)
         ]
         self._front_ends = [
-            child.outbox("frontend", index) for index in range(config.server.api_server_count)
+            child.outbox("frontend", index) for index in range(resolved.num_front_ends)
         ]
         self._stats_at = 0.0  # time of the last report, seconds
 
@@ -69,8 +69,7 @@ class EngineProcess:
                 longest,
                 self._resolved.max_model_len,
             )
-        gc.collect()
-        gc.freeze()  # what is there now lives as long as the process: never look at it again
+        garbage.settle()
         for tokenizer in self._tokenizers:
             tokenizer.send(announcement)
         for front_end in self._front_ends:

@@ -9,6 +9,8 @@ from zlm.engine.prefix_cache import FIELD_SALT, BlockHasher
 from zlm.engine.request import Sequence
 from zlm.engine.slots import SlotTable
 
+ID_BYTES = 4  # a token id is an int32
+
 
 class SequenceKeys:
     """Block keys of sequences."""
@@ -45,7 +47,7 @@ class SequenceKeys:
         """Let the slot of *sequence* begin with the hit *keys*; return its capacity in tokens."""
         contents = []
         if self._verify:
-            contents = [self._tokens(sequence, index) for index in range(len(keys))]
+            contents = [self._tokens(sequence, index, index + 1) for index in range(len(keys))]
         sequence.num_published = len(keys)
         return self._kv.adopt(sequence.slot, keys, contents)
 
@@ -62,21 +64,22 @@ class SequenceKeys:
         contents = b""
         for index in range(published, full):
             if self._verify:
-                contents = self._tokens(sequence, index)
+                contents = self._tokens(sequence, index, index + 1)
             self._kv.publish(sequence.slot, index, keys[index], contents)
         sequence.num_published = full
 
     def _keys(self, sequence: Sequence, count: int) -> list[bytes]:
         """Return the keys of the first *count* blocks, making those not made before."""
         keys = sequence.keys
-        for index in range(len(keys), count):
+        if len(keys) < count:
             parent = keys[-1] if keys else sequence.root
-            keys.append(self._hasher.block(parent, self._tokens(sequence, index)))
+            token_ids = self._tokens(sequence, len(keys), count)
+            keys += self._hasher.blocks(parent, token_ids, self._kv.block_size * ID_BYTES)
         return keys[:count] if len(keys) > count else keys
 
-    def _tokens(self, sequence: Sequence, index: int) -> bytes:
-        start = index * self._kv.block_size
-        end = start + self._kv.block_size
+    def _tokens(self, sequence: Sequence, first: int, end_block: int) -> bytes:
+        """Return the token ids of the blocks from *first* up to *end_block*."""
+        start, end = first * self._kv.block_size, end_block * self._kv.block_size
         if sequence.slot >= 0:
             return self._slots.tokens[sequence.slot, start:end].tobytes()
         return sequence.tokens[start:end].tobytes()

@@ -38,6 +38,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "_chunked",
         "_connection",
         "_held",
         "closing",
@@ -56,6 +57,7 @@ class Exchange:
 
     def __init__(self, connection: Connection, request: Request) -> None:
         self._connection = connection
+        self._chunked = request.version == "1.1"
         self._held = b""  # the head of a stream, until its first frames go out with it
         self.request = request
         self.received = time.monotonic()
@@ -106,7 +108,10 @@ class Exchange:
         """Send some of a stream of events; the first call begins the answer with status 200."""
         if self.status == 0:
             self._start()
-        self._connection.write(self._framed(data))
+        if self._chunked and not self._held:
+            self._connection.write(b"%x\r\n%b\r\n" % (len(data), data))
+        else:
+            self._connection.write(self._framed(data))
 
     def end(self, data: bytes = b"", *, close: bool = False) -> None:
         """Send the last of a stream; with *close* the connection carries no more requests."""
@@ -127,10 +132,6 @@ class Exchange:
         callback, self.on_disconnect, self.on_writable = self.on_disconnect, None, None
         if callback is not None:
             callback()
-
-    @property
-    def _chunked(self) -> bool:
-        return self.request.version == "1.1"
 
     def _connection_header(self) -> bytes:
         if self.closing:

@@ -29,7 +29,6 @@ class Generation:
 
     __slots__ = (
         "_aborted",
-        "_begun",
         "_cancel",
         "_exchange",
         "_form",
@@ -64,8 +63,7 @@ class Generation:
         self._release = release
         self._cancel = cancel
         self._usage = Usage(num_choices, samples)
-        self._templates: dict[int, tuple[bytes, bytes]] = {}
-        self._begun: set[int] = set()  # choices whose first frame is made
+        self._templates: dict[int, tuple[bytes, bytes]] = {}  # of choices that have begun
         self._pending: list[Delta] = []
         self._unfinished = num_choices
         self._unflushed = False
@@ -93,20 +91,17 @@ class Generation:
         if self._over or not self._pending:
             return
         try:
-            self._flush()
+            if self._aborted:
+                self._break(Overloaded("the server ended the request before it was done"))
+            elif not self._stream:
+                self._answer()
+            elif self._exchange.writable:
+                self._send_frames()
+            elif len(self._pending) > MOST_PENDING:
+                self._pending = sse.merge(self._pending)
         except Exception:
             logger.exception("an answer could not be written")
             self._break(Internal("the server failed to write the answer"))
-
-    def _flush(self) -> None:
-        if self._aborted:
-            self._break(Overloaded("the server ended the request before it was done"))
-        elif not self._stream:
-            self._answer()
-        elif self._exchange.writable:
-            self._send_frames()
-        elif len(self._pending) > MOST_PENDING:
-            self._pending = sse.merge(self._pending)
 
     def finish(self, result: Any) -> None:
         raise TypeError(f"a generation was answered with {type(result).__name__}")
@@ -149,39 +144,32 @@ class Generation:
 
     def _send_frames(self) -> None:
         pending, self._pending = self._pending, []
-        if len(pending) > 1:
-            pending = sse.merge(pending)
-        frames = [frame for delta in pending if (frame := self._frame(delta))]
+        if len(pending) == 1:
+            frames = self._frame(pending[0])
+        else:
+            frames = b"".join([self._frame(delta) for delta in sse.merge(pending)])
         if self._unfinished:
             if frames:
-                self._exchange.write(b"".join(frames))
+                self._exchange.write(frames)
             return
         if self._options.include_usage:
-            frames.append(sse.event(self._form.usage_chunk(self._usage.body())))
-        frames.append(sse.DONE)
+            frames += sse.event(self._form.usage_chunk(self._usage.body()))
         self._end(self._release)
-        self._exchange.end(b"".join(frames))
+        self._exchange.end(frames + sse.DONE)
 
     def _frame(self, delta: Delta) -> bytes:
         """Return the bytes that tell *delta*; none if it has nothing to tell."""
-        index = delta.index
         plain = sse.is_plain(delta)
         if plain and not delta.text:
             return b""
-        if index in self._begun:
-            if plain and not self._options.continuous:
-                before, after = self._templates.get(index) or self._template(index)
-                return before + sse.encode(delta.text) + after
-            first = False
-        else:
-            self._begun.add(index)
-            first = True
-        return sse.event(self._with_usage(self._form.chunk(delta, first=first)))
-
-    def _template(self, index: int) -> tuple[bytes, bytes]:
-        chunk = self._with_usage(self._form.text_chunk(index, sse.PLACE))
-        made = self._templates[index] = sse.template(chunk)
-        return made
+        index = delta.index
+        template = self._templates.get(index)
+        if template is None:  # this choice's first frame
+            chunk = self._with_usage(self._form.text_chunk(index, sse.PLACE))
+            self._templates[index] = sse.template(chunk)
+        elif plain and not self._options.continuous:
+            return b"%b%b%b" % (template[0], sse.encode(delta.text), template[1])
+        return sse.event(self._with_usage(self._form.chunk(delta, first=template is None)))
 
     def _with_usage(self, chunk: dict[str, Any]) -> dict[str, Any]:
         """Add the usage so far, or null where the stream's last chunk will tell it."""

@@ -50,6 +50,7 @@ class OpenRequests:
         self._next_id = (index << OWNER_SHIFT) + 1
         self._tokenizers: list[Send] = []
         self._loads: list[int] = []
+        self._preferred = index  # of tokenizers, modulo their number
         self._soon = soon
         self._open: dict[int, tuple[OpenRequest, int]] = {}
         self._unflushed: list[OpenRequest] = []
@@ -73,13 +74,22 @@ class OpenRequests:
 
         Raises BadRequest if the client's values do not fit a message.
         """
-        number = self._loads.index(min(self._loads))
+        number = self._least_loaded()
         try:
             self._tokenizers[number](command)
         except (OverflowError, RecursionError) as error:
             raise BadRequest(f"a value in the body is out of range: {error}") from None
         self._loads[number] += 1
         self._open[request_id] = (request, number)
+
+    def _least_loaded(self) -> int:
+        """Return the tokenizer with the fewest requests of ours; of equals, not always the first.
+
+        Front ends know nothing of one another's requests: each prefers another tokenizer.
+        """
+        least, count = min(self._loads), len(self._loads)
+        turned = (number % count for number in range(self._preferred, self._preferred + count))
+        return next(number for number in turned if self._loads[number] == least)
 
     def release(self, request_id: int) -> None:
         """Forget a request that is over."""

@@ -6,7 +6,6 @@ but the order of coming and leaving.
 """
 
 import asyncio
-import gc
 import os
 import resource
 import socket
@@ -19,13 +18,13 @@ from zlm.frontend.open_requests import OpenRequests
 from zlm.frontend.protocol import HttpProtocol
 from zlm.frontend.server import Server
 from zlm.messages import Drain, Drained, Launch, Ready, Stop, ToFrontend
+from zlm.process import garbage
 from zlm.process.child import Child, run
 
 LISTEN_FD = "ZLM_LISTEN_FD"  # environment: descriptor of the listening socket
 BACKLOG = 4096  # connections the kernel holds until one is accepted
 BEAT_SECONDS = 1.0
 LEAVE_SECONDS = 1.0  # for the last bytes of answers to go out
-GC_THRESHOLDS = (50_000, 20, 50)  # most garbage dies by reference count; look for cycles rarely
 
 
 class FrontendProcess:
@@ -45,12 +44,11 @@ class FrontendProcess:
             case Stop():
                 self.stopped.set()
             case Launch():
-                count = message.resolved.config.server.tokenizer_pool_size
+                count = message.resolved.num_tokenizers
                 outboxes = [self._child.outbox("tokenizer", i) for i in range(count)]
                 self._open.connect([outbox.send for outbox in outboxes])
                 self.server.take(message)
-                gc.collect()
-                gc.freeze()
+                garbage.settle()
                 self._child.supervisor.send(Ready("frontend", self._child.index))
             case Drain():
                 self.server.take(message)
@@ -110,7 +108,6 @@ def raise_file_limit() -> None:
 def body(child: Child) -> None:
     """Run the process until it is told to stop."""
     raise_file_limit()
-    gc.set_threshold(*GC_THRESHOLDS)
     uvloop.run(serve(child))
 
 

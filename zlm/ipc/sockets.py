@@ -74,28 +74,27 @@ class Inbox:
         Zero CPU is used while waiting. An empty list means the time ran out. Raises MessageError
         at a frame that does not decode, once the messages before it have been returned.
         """
-        messages = self._drain()
-        if messages or timeout_ms == 0:
-            return messages
-        if self._socket.poll(timeout_ms) == 0:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if timeout_ms == 0:
+            if not _has_more(self._socket):
+                return []
+        elif timeout_ms is not None and self._socket.poll(timeout_ms) == 0:
             return []
-        return self._drain()
-
-    def _drain(self) -> list[Any]:
         messages: list[Any] = []
-        while self._error is None:
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return messages
+        while True:
+            frame = self._socket.recv()  # waits for the first; the others are there
             try:
                 messages.append(self._decoder.decode(frame))
             except msgspec.MsgspecError as fault:
-                self._error = _message_error(self._at, frame, fault)
-        if not messages:
-            error, self._error = self._error, None
-            raise error
-        return messages
+                error = _message_error(self._at, frame, fault)
+                if not messages:
+                    raise error from None
+                self._error = error
+                return messages
+            if not _has_more(self._socket):
+                return messages
 
     def close(self) -> None:
         """Close the socket and drop what waits in it."""
@@ -153,6 +152,8 @@ class AsyncInbox:
                 self._handler(message)
             except Exception as error:
                 self._on_error(error)
+            if not self._closed and not _has_more(self._socket):
+                return
         self._loop.call_soon(self._drain)
 
     def _tell_loop(self, error: Exception) -> None:
@@ -165,6 +166,12 @@ class AsyncInbox:
             self._closed = True
             self._loop.remove_reader(self._descriptor)
             self._socket.close()
+
+
+def _has_more(socket: zmq.Socket) -> bool:
+    """Whether a message waits: asking costs half of what finding none by ``recv`` does."""
+    events: Any = socket.getsockopt(zmq.EVENTS)
+    return bool(events & zmq.POLLIN)
 
 
 def _bound(context: zmq.Context, at: str) -> zmq.Socket:

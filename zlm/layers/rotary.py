@@ -38,7 +38,7 @@ def interleave(tensor: Tensor, head_dim: int, rope: RopeSpec) -> Tensor:
     """Put the two dimensions of each rotary pair side by side, in every head.
 
     tensor [heads * head_dim, ...] has a pair half of the rotated dimensions apart (Hugging Face's
-    order); see ``zlm.ops.rotary`` for why.
+    order); see ``zlm.ops.cpu_rotary`` for why.
     """
     rotated = int(head_dim * rope.partial_factor)
     heads = tensor.unflatten(0, (-1, head_dim))

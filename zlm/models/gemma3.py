@@ -1,19 +1,23 @@
 """Gemma 3 (text): norms before and after attention and MLP, two rotary bases, scaled embeddings.
 
 A layer is  h += norm(attention(norm(h)));  h += norm(mlp(norm(h))).  Sliding and full layers
-alternate, each with its own rotary table; norms multiply by 1 + weight.
+alternate, each with its own rotary table; norms multiply by 1 + weight. The norm of what is added,
+the addition and the next norm, which may be the next layer's, are one operation (``sandwich``).
+
+In float16 the residual h, and what is added to it, are float32: they exceed 65,504.
 """
 
+import torch
 from torch import Tensor
 
 from zlm.config import ModelSpec, RopeSpec
-from zlm.layers.attention import Attention
-from zlm.layers.embedding import Embedding, LMHead
+from zlm.layers.attention import Attention, LayerStep
 from zlm.layers.mlp import GatedMLP
 from zlm.layers.norm import rms_norm
 from zlm.layers.parameters import Parameters
 from zlm.layers.rotary import rotary_table
-from zlm.models.step import GroupStep, StepPlanner
+from zlm.models.step import StepPlanner
+from zlm.ops.backend import Norm
 from zlm.ops.batch import StepBatch
 
 
@@ -21,37 +25,35 @@ class Gemma3:
     """The model: parameters and tables; nothing of it changes after it is built."""
 
     def __init__(self, spec: ModelSpec, parameters: Parameters, max_model_len: int) -> None:
-        self.planner = StepPlanner(spec, parameters.dtype, parameters.device)
-        windows = spec.layer_windows or (0,) * spec.num_layers
-        self.sliding = [window > 0 for window in windows]
+        ops, model = parameters.ops, parameters.under("model")
+        self.ops = ops
+        sliding = [window > 0 for window in spec.layer_windows or (0,) * spec.num_layers]
         ropes = {False: spec.rope, True: spec.rope_sliding or spec.rope}
-        self.rotary_tables = {
-            sliding: rotary_table(ropes[sliding], spec.head_dim, max_model_len, parameters.device)
-            for sliding in set(self.sliding)
+        tables = {
+            kind: rotary_table(ropes[kind], spec.head_dim, max_model_len, ops.device)
+            for kind in set(sliding)
         }
-        model = parameters.under("model")
-        self.embedding = Embedding(model["embed_tokens.weight"], spec.embedding_scale)
+        self.planner = StepPlanner(spec, ops, [tables[kind] for kind in sliding])
+        weight = model["embed_tokens.weight"]
+        residual_type = torch.float32 if ops.dtype == torch.float16 else ops.dtype
+        self.embedding = ops.embedding(weight, spec.embedding_scale, residual_type)
         self.layers = [
-            DecoderLayer(model.under(f"layers.{i}"), spec, ropes[sliding])
-            for i, sliding in enumerate(self.sliding)
+            DecoderLayer(model.under(f"layers.{i}"), spec, ropes[kind])
+            for i, kind in enumerate(sliding)
         ]
-        self.norm = rms_norm(model["norm.weight"], spec.rms_norm_eps, plus_one=spec.norm_plus_one)
-        head = self.embedding.weight if spec.tie_embeddings else parameters["lm_head.weight"]
-        self.head = LMHead(head, spec.final_softcap)
+        self.norm = rms_norm(model, "norm", spec)
+        head = weight if spec.tie_embeddings else parameters["lm_head.weight"]
+        self.head = ops.lm_head(head, spec.final_softcap)
 
     def forward(self, batch: StepBatch, caches: list[Tensor]) -> Tensor:
         """Return hidden states [T, H]; see ``zlm.models.registry.Model``."""
-        groups = self.planner.layers(batch, caches)
-        hidden = self.embedding(self.planner.token_ids(batch))
-        rotations = {
-            sliding: self.layers[0].attention.rotation(table, batch.positions, hidden.shape[0])
-            for sliding, table in self.rotary_tables.items()
-        }
-        for layer, cache, group, sliding in zip(
-            self.layers, caches, groups, self.sliding, strict=True
-        ):
-            hidden = layer(hidden, rotations[sliding], cache, group)
-        return self.planner.finish(batch, caches, self.norm(hidden))
+        steps = self.planner.layers(batch, caches)
+        hidden = self.embedding(self.ops.token_ids(batch))
+        norms = [*(layer.attention_norm for layer in self.layers), self.norm]
+        x = norms[0](hidden)
+        for layer, step, next_norm in zip(self.layers, steps, norms[1:], strict=True):
+            hidden, x = layer(hidden, x, step, next_norm)
+        return self.planner.finish(batch, caches, x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [S, V] float32; see ``zlm.models.registry.Model``."""
@@ -62,13 +64,14 @@ class DecoderLayer:
     """Attention and MLP, each between two norms and added to the residual."""
 
     def __init__(self, parameters: Parameters, spec: ModelSpec, rope: RopeSpec) -> None:
+        self.sandwich = parameters.ops.sandwich
         (
             self.attention_norm,
             self.attention_out_norm,
             self.mlp_norm,
             self.mlp_out_norm,
         ) = (
-            rms_norm(parameters[f"{name}.weight"], spec.rms_norm_eps, plus_one=spec.norm_plus_one)
+            rms_norm(parameters, name, spec)
             for name in (
                 "input_layernorm",
                 "post_attention_layernorm",
@@ -76,12 +79,17 @@ class DecoderLayer:
                 "post_feedforward_layernorm",
             )
         )
-        self.attention = Attention(parameters.under("self_attn"), spec, rope)
-        self.mlp = GatedMLP(parameters.under("mlp"), spec.activation)
+        wide = parameters.ops.dtype == torch.float16
+        self.attention = Attention(parameters.under("self_attn"), spec, rope, wide=wide)
+        self.mlp = GatedMLP(parameters.under("mlp"), spec.activation, wide=wide)
 
-    def __call__(self, hidden: Tensor, rotation: Tensor, cache: Tensor, group: GroupStep) -> Tensor:
-        """Return the residual after this layer, [T', H]."""
-        x = self.attention(self.attention_norm(hidden), rotation, cache, group.slots, group.work)
-        hidden = self.attention_out_norm(x).add_(hidden)
-        x = self.mlp(self.mlp_norm(hidden))
-        return self.mlp_out_norm(x).add_(hidden)
+    def __call__(
+        self, hidden: Tensor, x: Tensor, step: LayerStep, next_norm: Norm
+    ) -> tuple[Tensor, Tensor]:
+        """Return the residual after this layer and its *next_norm*, both [T', H].
+
+        hidden: the residual before, which is used up; x: its ``attention_norm``.
+        """
+        x = self.attention(x, step)
+        hidden, x = self.sandwich(x, hidden, self.attention_out_norm, self.mlp_norm)
+        return self.sandwich(self.mlp(x), hidden, self.mlp_out_norm, next_norm)

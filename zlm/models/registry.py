@@ -17,6 +17,7 @@ from zlm.layers.parameters import Parameters
 from zlm.models.gemma3 import Gemma3
 from zlm.models.llama import Llama
 from zlm.models.tensors import EMBEDDING, HEAD, check_names, check_shape, expected_tensors
+from zlm.ops.backend import Ops
 from zlm.ops.batch import StepBatch
 
 log = logging.getLogger(__name__)
@@ -53,11 +54,10 @@ def build(
     spec: ModelSpec,
     weights: Weights,
     *,
-    dtype: torch.dtype,
-    device: torch.device | str,
+    ops: Ops,
     max_model_len: int,
 ) -> Model:
-    """Build the model of *spec* from *weights*, to compute in *dtype* on *device*.
+    """Build the model of *spec* from *weights*, to compute with *ops*.
 
     max_model_len: longest sequence in tokens, for which positions are prepared. Raises ModelError
     that names missing, unexpected and misshapen tensors.
@@ -81,6 +81,6 @@ def build(
             HEAD,
             EMBEDDING,
         )
-    parameters = Parameters(read, names, dtype, torch.device(device))
+    parameters = Parameters(read, names, ops)
     with torch.inference_mode():
         return MODELS[spec.architecture](spec, parameters, max_model_len)

@@ -40,7 +40,7 @@ class StepBatch:
     seq_lens: Tensor  # int32 [R]: tokens of each row's sequence after this step
     num_decodes: int
     query_lens: list[int]  # tokens of each row in this step: a copy, so that ops need not sync
-    context_lens: list[int]  # ``seq_lens`` as Python integers
+    context_lens: list[int]  # ``seq_lens`` as Python integers; both empty if only a device has them
     groups: list[GroupBatch]
 
     @property
@@ -49,4 +49,4 @@ class StepBatch:
 
     @property
     def num_rows(self) -> int:
-        return len(self.query_lens)
+        return self.seq_lens.shape[0]

@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zlm.ops.backend import Geometry
 from zlm.ops.batch import GroupBatch, StepBatch
 
 TILE_TOKENS = 256  # queries of a piece
@@ -38,31 +39,6 @@ PACKET_BYTES = 2 * 1024 * 1024
 # Pieces of fewer queries are computed in float32 whatever the type: 32 rows of one query over 256
 # keys took 5.8 ms in bfloat16 against 1.3, for want of a matrix product to speed up.
 NARROW_QUERIES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """Heads of a merged QKV row: q, then k, then v."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-    @property
-    def row(self) -> int:
-        """Elements of a row."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-
-    @property
-    def q_row(self) -> int:
-        """Elements of a row's queries, and of a row of the result."""
-        return self.num_heads * self.head_dim
-
-    def view(self, qkv: Tensor, first: int, rows: int, length: int, head: int, n: int) -> Tensor:
-        """Return heads ``head .. head + n`` of ``rows * length`` tokens, [rows, n, length, D]."""
-        strides = (length * self.row, self.head_dim, self.row, 1)
-        offset = first * self.row + head * self.head_dim + qkv.storage_offset()
-        return qkv.as_strided((rows, n, length, self.head_dim), strides, offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +72,7 @@ class Packet:
         """Return the attention of the packet's queries, [r * L, Hq * D]."""
         torch.index_select(cache, 0, self.blocks, out=self.copied)
         heads = geometry.num_heads
-        queries = geometry.view(ordered, self.first, self.rows, self.length, 0, heads)
+        queries = _view(geometry, ordered, self.first, self.rows, self.length, 0, heads)
         kind = self.mask.dtype
         keys, values = self.keys.to(kind), self.values.to(kind)
         result = _attend(queries.to(kind), keys, values, self.mask, scale, softcap)
@@ -119,7 +95,7 @@ class Prompts:
         """Return the attention of the rows' queries, [rows * length, Hq * D]."""
         q, kv = geometry.num_heads, geometry.num_kv_heads
         queries, keys, values = (
-            geometry.view(qkv, self.first, self.rows, self.length, head, count)
+            _view(geometry, qkv, self.first, self.rows, self.length, head, count)
             for head, count in ((0, q), (q, kv), (q + kv, kv))
         )
         result = _attend(queries, keys, values, None, scale, softcap)
@@ -131,13 +107,19 @@ class CpuPlan:
     """A step's attention work for one KV group."""
 
     geometry: Geometry
+    slots: Tensor  # int64 [T]: where keys and values go
     prompts: list[Prompts]
     packets: list[Packet]
     order: Tensor | None  # int64: tokens in the order of the packets; None: they stand so
     restore: Tensor | None  # int64 [T']: where each row's result is; None: in its place
 
     def run(self, qkv: Tensor, cache: Tensor, *, scale: float, softcap: float) -> Tensor:
-        """Return [T', Hq * D]; see ``zlm.ops.attention.attention``."""
+        """Return causal, windowed attention [T', Hq * D] of one layer over its paged cache.
+
+        qkv [T', (Hq + 2 Hkv) * D], contiguous: q, k and v of this step's tokens, q and k rotated; k
+        and v have been written to *cache* before. What padding rows get is finite and means
+        nothing. Scores are scaled by *scale*, and with *softcap* c > 0 become c tanh(score / c).
+        """
         geometry = self.geometry
         ordered = qkv if self.order is None else qkv.index_select(0, self.order)
         results = [prompts.run(qkv, geometry, scale, softcap) for prompts in self.prompts]
@@ -151,12 +133,15 @@ def plan(
     batch: StepBatch,
     group: GroupBatch,
     cache: Tensor,
-    num_heads: int,
+    geometry: Geometry,
     num_rows: int,
     dtype: torch.dtype,
 ) -> CpuPlan:
-    """Plan the attention of *batch* in one KV group; see ``zlm.ops.attention.plan``."""
-    _, block_size, _, num_kv_heads, head_dim = cache.shape
+    """Plan the attention of *batch* for the layers of a KV group; *cache* is any of theirs.
+
+    Queries are of *dtype* and come in *num_rows* rows: the T tokens of the step, then padding.
+    """
+    block_size = cache.shape[1]
     prompts: list[Prompts] = []
     pieces: list[Piece] = []
     token = 0
@@ -176,8 +161,16 @@ def plan(
         packets.append(_packet(first, members, group, scratch, dtype))
         first += len(members) * members[0].length
     order, restore = _orders(prompts, packs, num_rows)
-    geometry = Geometry(num_heads, num_kv_heads, head_dim)
-    return CpuPlan(geometry, prompts, packets, order, restore)
+    return CpuPlan(geometry, group.slot_mapping, prompts, packets, order, restore)
+
+
+def _view(
+    geometry: Geometry, qkv: Tensor, first: int, rows: int, length: int, head: int, n: int
+) -> Tensor:
+    """Return heads ``head .. head + n`` of ``rows * length`` tokens, [rows, n, length, D]."""
+    row, dim = geometry.row, geometry.head_dim
+    offset = first * row + head * dim + qkv.storage_offset()
+    return qkv.as_strided((rows, n, length, dim), (length * row, dim, row, 1), offset)
 
 
 def _orders(

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from zlm.ops.linear import Product
+    from zlm.ops.cpu_linear import Packed
 
 PostOp = tuple[str, list[float], str]
 
@@ -53,7 +53,7 @@ class OneDnnProduct:
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return self._combine(x, residual, "add")
 
-    def gate(self, x: Tensor, up: "Product", activation: str) -> Tensor:
+    def gate(self, x: Tensor, up: "Packed", activation: str) -> Tensor:
         gate = self._multiply(x, ACTIVATIONS[activation])
         assert isinstance(up, OneDnnProduct)
         return up._combine(x, gate, "mul")

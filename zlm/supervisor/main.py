@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+import msgspec
 import zmq
 
 from zlm.config import Config, Resolved
@@ -29,9 +30,11 @@ from zlm.messages import Launch
 from zlm.process.launch import ProcessGroup, module_command
 from zlm.process.logs import escape
 from zlm.process.runtime import RuntimeDirectory
+from zlm.supervisor.device import find_device
 from zlm.supervisor.drain import drain
 from zlm.supervisor.listen import Listener, open_listener
 from zlm.supervisor.notify import Notifier
+from zlm.supervisor.process_counts import with_process_counts
 from zlm.supervisor.resolve import resolve_config
 from zlm.supervisor.tree import END_SIGNALS, Tree
 
@@ -61,6 +64,14 @@ def serve(
         logging.shutdown()
         os._exit(status)
     return status
+
+
+def _settled(config: Config) -> Config:
+    """Return *config* with what must be known before anything is spawned: device and counts."""
+    device = find_device(config.parallel.device)
+    parallel = msgspec.structs.replace(config.parallel, device=device)
+    config = msgspec.structs.replace(config, parallel=parallel)
+    return with_process_counts(config, device, len(os.sched_getaffinity(0)))
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
@@ -93,6 +104,7 @@ class Supervisor:
     def run(self) -> str | None:
         """Serve until the end; return the fault that was its reason, if one was."""
         try:
+            self._config = _settled(self._config)
             with RuntimeDirectory() as runtime:
                 listener = open_listener(self._config.server)
                 try:
@@ -109,7 +121,7 @@ class Supervisor:
         group = ProcessGroup(runtime, context, command=self._command)
         tree = Tree(group, context, self._notifier.status)
         try:
-            tree.spawn_all(self._config.server, listener.fileno())
+            tree.spawn_all(self._config.server, listener)
             await self._bring_up(tree, listener)
             await tree.until(lambda: tree.is_ending)
             listener.close()  # front ends close theirs at Drain

@@ -22,6 +22,7 @@ from zlm.config import ServerOptions
 from zlm.ipc.sockets import AsyncInbox, address
 from zlm.messages import Drained, Fatal, Progress, Ready, ServerState, ToSupervisor
 from zlm.process.launch import Death, ProcessGroup
+from zlm.supervisor.listen import Listener
 
 LISTEN_FD = "ZLM_LISTEN_FD"  # environment of front ends: descriptor of the listening socket
 REASON_SECONDS = 0.5  # how long a death with an exit status waits for the child's Fatal
@@ -57,18 +58,19 @@ class Tree:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._loop.add_signal_handler(number, self._count_signal, number)
 
-    def spawn_all(self, options: ServerOptions, listen_fd: int) -> None:
-        """Start every process; front ends inherit *listen_fd*."""
-        self._spawn("worker", 1)  # the longest to load goes first
-        self._spawn("engine", 1)
-        self._spawn("tokenizer", options.tokenizer_pool_size)
-        env = {LISTEN_FD: str(listen_fd)}
-        self._spawn("frontend", options.api_server_count, pass_fds=(listen_fd,), env=env)
+    def spawn_all(self, options: ServerOptions, listener: Listener) -> None:
+        """Start every process; each front end inherits a socket of *listener*."""
+        self._spawn("worker", 0)  # the longest to load goes first
+        self._spawn("engine", 0)
+        for index in range(options.tokenizer_pool_size or 1):
+            self._spawn("tokenizer", index)
+        for index in range(options.api_server_count or 1):
+            fd = listener.fileno(index)
+            self._spawn("frontend", index, pass_fds=(fd,), env={LISTEN_FD: str(fd)})
 
-    def _spawn(self, role: str, count: int, **keywords: Any) -> None:
-        for index in range(count):
-            self.group.spawn(role, index, **keywords)
-            self.expected.add((role, index))
+    def _spawn(self, role: str, index: int, **keywords: Any) -> None:
+        self.group.spawn(role, index, **keywords)
+        self.expected.add((role, index))
 
     # ------------------------------------------------------------------------------- questions
 

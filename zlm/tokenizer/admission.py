@@ -54,7 +54,10 @@ class Admission:
             raise BadRequest("max_tokens must be at least 1 without echo", param="max_tokens")
         if params.stop_strings() and not params.detokenize:
             raise BadRequest("stop needs detokenize to be true", param="stop")
-        options = _options(message)
+        without_text = self._resolved.config.model.skip_tokenizer_init
+        if without_text and params.stop_strings():
+            raise BadRequest("stop needs a tokenizer: --skip-tokenizer-init is set", param="stop")
+        options = _options(message, return_token_ids=message.return_token_ids or without_text)
         sampling = sampling_spec(
             params,
             self._resolved.spec,
@@ -173,14 +176,14 @@ def _field(message: Generate) -> str:
     return "prompt" if message.chat is None else "messages"
 
 
-def _options(message: Generate) -> ChoiceOptions:
+def _options(message: Generate, *, return_token_ids: bool) -> ChoiceOptions:
     params = message.params
     return ChoiceOptions(
         stream=message.stream,
         stops=params.stop_strings(),
         include_stop=params.include_stop_str_in_output,
         min_tokens=params.min_tokens,
-        return_token_ids=message.return_token_ids,
+        return_token_ids=return_token_ids,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
         echo=message.echo,

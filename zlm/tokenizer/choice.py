@@ -1,7 +1,8 @@
 """One choice of an answer: a sequence's tokens becoming text, log-probabilities and deltas.
 
 Pure: tokens in, ``Delta`` out. Owns the text state of one sequence: what the detokenizer and the
-stop strings hold back, and the log-probability entries that wait for the text they belong to.
+stop strings hold back, and the log-probability entries that wait for the text they belong to. Most
+streams ask for neither: once their first delta is out, ``next_delta`` takes the short way.
 
     produced  |------------------------------|      text the detokenizer has given
     emitted   |---------------------|               text given to the client; between: held back
@@ -31,6 +32,12 @@ class ChoiceOptions:
     echo: bool  # the text of the prompt goes before the output
     echo_logprobs: bool  # so do the entries of its tokens
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all deltas after a choice's first carry nothing but each token's own text."""
+        asks_more = self.stops or self.return_token_ids or self.logprobs is not None
+        return self.stream and not asks_more
+
 
 @dataclass(slots=True)
 class Prompt:
@@ -55,7 +62,10 @@ class _Waiting:
 
 
 class Choice:
-    """One sequence. ``push`` tokens, ``finish`` it, and take a ``delta`` after either."""
+    """One sequence. ``push`` tokens, ``finish`` it, and take a ``delta`` after either.
+
+    ``is_plain``: from now on ``next_delta`` may stand for ``push`` and ``delta``.
+    """
 
     def __init__(
         self,
@@ -72,6 +82,7 @@ class Choice:
         self.num_cached_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.is_plain = False
         self._detokenizer = detokenizer
         self._options = options
         self._matcher = StopMatcher(options.stops) if options.stops else None
@@ -98,6 +109,22 @@ class Choice:
             end = None if pending else self._produced
             self._entries.append(_Waiting(start, end, entry))
         return bool(text) and self._emit(text)
+
+    def next_delta(self, token_id: int) -> Delta | None:
+        """Take the next token of a choice that ``is_plain``; return its text, if it has any yet."""
+        assert self._detokenizer is not None
+        self._num_output_tokens += 1
+        text = self._detokenizer.push(token_id)
+        if not text:
+            return None
+        return Delta(
+            self.request_id,
+            self.index,
+            text,
+            len(self.prompt.token_ids),
+            self.num_cached_tokens,
+            self._num_output_tokens,
+        )
 
     def finish(self, reason: str, stop_reason: int | None = None) -> None:
         """End the sequence: what is held back goes out, a stop string that waited counts."""
@@ -133,7 +160,8 @@ class Choice:
             text = self.prompt.text + text
             if options.echo_logprobs and options.logprobs is not None:
                 entries = with_top(self.prompt.logprobs, options.logprobs) + entries
-        if not (text or entries or finished):
+        ids_alone = self._token_ids if self._detokenizer is None else ()  # news without any text
+        if not (text or entries or finished or ids_alone):
             return None
         delta = Delta(
             request_id=self.request_id,
@@ -154,6 +182,7 @@ class Choice:
             else None,
         )
         self._first = False
+        self.is_plain = self._options.is_plain and self._detokenizer is not None
         self._ready = []
         self._token_ids = []
         return delta

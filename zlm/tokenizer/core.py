@@ -51,6 +51,7 @@ from zlm.tokenizer.choice import Choice, Prompt
 from zlm.tokenizer.detokenize import detokenizer
 from zlm.tokenizer.load import load_vocabulary
 from zlm.tokenizer.logprobs import entries_by_row, entry
+from zlm.tokenizer.no_vocabulary import NoVocabulary
 from zlm.tokenizer.sampling import check_ids, int32
 from zlm.tokenizer.token_table import TokenTable
 
@@ -91,8 +92,11 @@ class TokenizerCore:
         message. Raises ModelError or ConfigError when the tokenizer cannot be loaded.
         """
         server = resolved.config.server
-        self.vocabulary = load_vocabulary(
-            resolved.tokenizer_path, chat_template=resolved.config.model.chat_template
+        model = resolved.config.model
+        self.vocabulary = (
+            NoVocabulary()
+            if model.skip_tokenizer_init
+            else load_vocabulary(resolved.tokenizer_path, chat_template=model.chat_template)
         )
         self.renderer = ChatRenderer(
             self.vocabulary,
@@ -170,7 +174,7 @@ class TokenizerCore:
     def _choice(self, message: Generate, admitted: Admitted, prompt: Prompt, index: int) -> Choice:
         params = message.params
         text = None
-        if params.detokenize:
+        if params.detokenize and not self._resolved.config.model.skip_tokenizer_init:
             skip = params.skip_special_tokens
             continues = admitted.continues
             text = detokenizer(self._table, skip_special_tokens=skip, continues=continues)
@@ -238,9 +242,15 @@ class TokenizerCore:
             choice = self._choices.get(seq_id)
             if choice is None:
                 continue
-            entries, finish = logprobs.get(row), finishes[row]
+            token_id, finish = token_ids[row], finishes[row]
             try:
-                _advance(choice, token_ids[row], finish, entries[0] if entries else None)
+                if choice.is_plain and finish == RUNNING and token_id >= 0:
+                    delta = choice.next_delta(token_id)
+                    if delta is not None:
+                        news.setdefault(choice.request_id >> OWNER_SHIFT, []).append(delta)
+                    continue
+                entries = logprobs.get(row)
+                _advance(choice, token_id, finish, entries[0] if entries else None)
                 self._collect(seq_id, choice, news)
             except Exception as error:
                 stopped += self._forget(choice.request_id)

@@ -8,7 +8,8 @@ bytes way   all bytes are read as UTF-8, invalid ones becoming U+FFFD. Bytes of 
 text way    a run of byte tokens is read as UTF-8 if the whole run is valid, else each of its bytes
             becomes U+FFFD (so does the tokenizers library), so a run is held back until it ends.
 
-A push costs about half a microsecond, whatever the length of the text.
+A push costs about half a microsecond, whatever the length of the text; nearly all tokens of the
+bytes way are whole characters, whose text is looked up (0.1 microseconds).
 """
 
 from codecs import utf_8_decode
@@ -48,10 +49,11 @@ def detokenizer(
 
 
 class _ByteDetokenizer:
-    __slots__ = ("_held", "_hidden", "_raw")
+    __slots__ = ("_held", "_hidden", "_raw", "_texts")
 
     def __init__(self, table: TokenTable, hidden: frozenset[int]) -> None:
         self._raw = table.raw
+        self._texts = table.shown_texts if hidden else table.texts
         self._hidden = hidden
         self._held = b""
 
@@ -60,6 +62,10 @@ class _ByteDetokenizer:
         return bool(self._held)
 
     def push(self, token_id: int) -> str:
+        if not self._held:
+            whole: str | None = self._texts[token_id]
+            if whole is not None:
+                return whole
         if token_id in self._hidden:
             return ""
         data = self._held + self._raw[token_id]

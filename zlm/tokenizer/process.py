@@ -5,13 +5,13 @@ end. Owns the sockets; knows nothing of text. Ready once the vocabulary is loade
 """
 
 import asyncio
-import gc
 from typing import Any
 
 import uvloop
 
 from zlm.ipc.sockets import Outbox
 from zlm.messages import EngineReady, Launch, Progress, Ready, Stop, ToTokenizer
+from zlm.process import garbage
 from zlm.process.child import Child, run
 from zlm.tokenizer.core import TokenizerCore
 
@@ -54,8 +54,7 @@ class TokenizerProcess:
         child.supervisor.send(Progress(ROLE, child.index, "loading the tokenizer"))
         engine = child.outbox("engine")
         frontends: list[Outbox] = [
-            child.outbox("frontend", i)
-            for i in range(message.resolved.config.server.api_server_count)
+            child.outbox("frontend", i) for i in range(message.resolved.num_front_ends)
         ]
         self._core = TokenizerCore(
             message.resolved,
@@ -63,8 +62,7 @@ class TokenizerProcess:
             to_engine=engine.send,
             to_frontend=lambda index, answer: frontends[index].send(answer),
         )
-        gc.collect()
-        gc.freeze()
+        garbage.settle()
         early, self._early = self._early, []
         for waiting in early:
             self._work(self._core, waiting)

@@ -29,6 +29,15 @@ def byte_alphabet() -> dict[str, int]:
     return alphabet
 
 
+def _alphabet_to_bytes() -> dict[int, int]:
+    """Return a table for str.translate: the alphabet to Latin-1 by byte, all else out of it."""
+    outside = dict.fromkeys(range(256), 0xFFFF)  # that character is no byte in Latin-1
+    return outside | {ord(character): byte for character, byte in byte_alphabet().items()}
+
+
+_TO_BYTES = _alphabet_to_bytes()
+
+
 class Filled(dict[int, Any]):
     """A dict by token id that computes what it does not have yet."""
 
@@ -46,6 +55,8 @@ class TokenTable:
 
     byte_level: which of the two ways it is.
     raw: id to bytes.  pieces: id to text, or to an int that is a byte (text way only).
+    texts: id to text, None if its bytes are none by themselves (bytes way only).
+    shown_texts: the same, empty for special tokens.
     strip_start: how many spaces the decoder strips from the start of a text.
     first_loses_spaces: whether the first token of a text loses its spaces.
     separator: what stands between two tokens.
@@ -65,12 +76,13 @@ class TokenTable:
         self.separator = "" if steps else " "
         self._byte_fallback = "ByteFallback" in kinds
         self._replacements: list[tuple[str, str]] = []
-        self._alphabet = byte_alphabet() if self.byte_level else {}
         if not self.byte_level:
             for step in steps:
                 self._take_step(step, fused="Fuse" in kinds)
         self.pieces = Filled(self._piece)
         self.raw = Filled(self._byte_level_bytes if self.byte_level else self._piece_bytes)
+        self.texts = Filled(self._whole_text)
+        self.shown_texts = Filled(self._shown_text)
 
     def _take_step(self, step: dict[str, Any], *, fused: bool) -> None:
         kind = step["type"]
@@ -88,10 +100,21 @@ class TokenTable:
         token = self._vocabulary.token(token_id)
         if token is None:
             return b""
-        alphabet = self._alphabet
-        if all(character in alphabet for character in token):
-            return bytes([alphabet[character] for character in token])
-        return token.encode()  # an added token is spelled as it is
+        try:
+            return token.translate(_TO_BYTES).encode("latin-1")
+        except UnicodeEncodeError:
+            return token.encode()  # an added token is spelled as it is
+
+    def _whole_text(self, token_id: int) -> str | None:
+        try:
+            text: str = self.raw[token_id].decode()
+        except UnicodeDecodeError:
+            return None
+        return text
+
+    def _shown_text(self, token_id: int) -> str | None:
+        text: str | None = "" if token_id in self.special_ids else self.texts[token_id]
+        return text
 
     def _piece_bytes(self, token_id: int) -> bytes:
         piece = self.pieces[token_id]

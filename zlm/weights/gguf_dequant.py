@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 PIECE_VALUES = 1 << 20  # values dequantised at a time: 4 MiB of float32
+GPU_PIECE_VALUES = 1 << 24  # on a GPU: few launches, temporaries of 64 MiB
 
 _SCALE_BYTES = 12  # of a K block: eight 6-bit scales and eight 6-bit minima
 
@@ -24,7 +25,7 @@ def dequantize(raw: Tensor, type_name: str, out: Tensor) -> None:
     """Fill *out* with the values that *raw* encodes.
 
     raw: uint8 [bytes], contiguous.  type_name: a key of BLOCKS, or F32, F16, BF16.
-    out: float32, contiguous, any shape with as many values as *raw* encodes.
+    out: float32, contiguous, any shape with as many values as *raw* encodes, on *raw*'s device.
     """
     flat = out.view(-1)
     if type_name in PLAIN:
@@ -33,7 +34,7 @@ def dequantize(raw: Tensor, type_name: str, out: Tensor) -> None:
     values, block_bytes, fill = BLOCKS[type_name]
     blocks = raw.view(-1, block_bytes)
     rows = flat.view(-1, values)
-    step = PIECE_VALUES // values
+    step = (GPU_PIECE_VALUES if raw.is_cuda else PIECE_VALUES) // values
     for start in range(0, blocks.shape[0], step):
         fill(blocks[start : start + step], rows[start : start + step])
 
@@ -60,7 +61,7 @@ def _q4_1(blocks: Tensor, out: Tensor) -> None:
 def _fifth_bits(blocks: Tensor, first: int) -> Tensor:
     """Return uint8 [N, 32], 16 or 0: the fifth bit of each value, from the 4 bytes at *first*."""
     packed = blocks[:, first : first + 4, None]
-    shifts = torch.arange(8, dtype=torch.uint8)
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)
     return ((packed >> shifts) & 1).view(-1, 32) << 4
 
 
@@ -105,7 +106,7 @@ def _q4_k(blocks: Tensor, out: Tensor) -> None:
 
 def _q5_k(blocks: Tensor, out: Tensor) -> None:
     scales, minima = _k_scales(blocks)
-    shifts = torch.arange(8, dtype=torch.uint8).view(1, 8, 1)
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).view(1, 8, 1)
     fifth = ((blocks[:, None, 16:48] >> shifts) & 1) << 4
     values = _nibbles(blocks[:, 48:].view(-1, 4, 32)).view(-1, 8, 32) | fifth
     out.copy_(values.view(-1, 256))
@@ -115,7 +116,7 @@ def _q5_k(blocks: Tensor, out: Tensor) -> None:
 def _q6_k(blocks: Tensor, out: Tensor) -> None:
     """A block is two halves of 128 values: 64 bytes of low nibbles, 32 bytes of upper bit pairs."""
     low = blocks[:, :128].view(-1, 2, 64)
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8).view(1, 1, 4, 1)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device).view(1, 1, 4, 1)
     upper = ((blocks[:, 128:192].view(-1, 2, 1, 32) >> shifts) & 3) << 4
     values = _nibbles(low).view(-1, 2, 4, 32) | upper
     scales = _halves(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()

@@ -5,6 +5,9 @@ names and orientation. What converters to GGUF change is undone here: the interl
 k in the Llama family, the 1 added to Gemma's norms. Nothing is read before it is asked for, and
 nothing is kept: a model that copies what it gets holds the weights once.
 
+For a GPU, tensors are made there: a file's bytes go to it as they are (``feed``), quantized ones
+too, which it dequantises in no time.
+
 Which tensors a model must have is not known here; names() tells what there is.
 """
 
@@ -16,11 +19,14 @@ from torch import Tensor
 
 from zlm.config import ModelSpec
 from zlm.errors import ModelError
+from zlm.weights.feed import Feeder
 from zlm.weights.gguf import GGUFFile
 from zlm.weights.gguf_dequant import SUPPORTED, dequantize
 from zlm.weights.names import gguf_names, text_names
 from zlm.weights.raw import RawFile
-from zlm.weights.safetensors import folder_tensors, naming, open_file
+from zlm.weights.safetensors import folder_tensors, naming, open_file, tensor_places
+
+CPU = torch.device("cpu")
 
 
 class Weights(Protocol):
@@ -39,14 +45,18 @@ class Weights(Protocol):
         """Close the files."""
 
 
-def open_weights(path: str | Path, spec: ModelSpec) -> Weights:
+def open_weights(path: str | Path, spec: ModelSpec, device: torch.device = CPU) -> Weights:
     """Open the checkpoint at *path*, a local folder or GGUF file that *spec* describes.
+
+    Its tensors come on *device*.
 
     Raises ModelError, naming the file, if a file is missing, cut short or damaged, or if a tensor
     has a type that cannot be read.
     """
     path = Path(path)
-    return FolderWeights(path) if path.is_dir() else GGUFWeights(path, spec)
+    if path.is_dir():
+        return FolderWeights(path) if device.type == "cpu" else FedFolderWeights(path, device)
+    return GGUFWeights(path, spec, device)
 
 
 class FolderWeights:
@@ -77,10 +87,41 @@ class FolderWeights:
         self._files = {}
 
 
+class FedFolderWeights:
+    """The safetensors files of a folder, for a GPU: tensors in the type they are stored in."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        paths = folder_tensors(folder)
+        self._names = text_names(paths)
+        self._paths = paths
+        self._places = {path: tensor_places(path) for path in set(paths.values())}
+        self._files = {path: RawFile(str(path)) for path in self._places}
+        self._feeder = Feeder(device)
+
+    def names(self) -> list[str]:
+        return list(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        stored = self._names[name]
+        return self._places[self._paths[stored]][stored].shape
+
+    def get(self, name: str) -> Tensor:
+        stored = self._names[name]
+        path = self._paths[stored]
+        place = self._places[path][stored]
+        raw = self._feeder.read(self._files[path], place.offset, place.num_bytes)
+        return raw.view(getattr(torch, place.dtype)).view(place.shape)
+
+    def close(self) -> None:
+        self._feeder.close()
+        for file in self._files.values():
+            file.close()
+
+
 class GGUFWeights:
     """A GGUF file; tensors come dequantised, float32, in Hugging Face's form."""
 
-    def __init__(self, path: Path, spec: ModelSpec) -> None:
+    def __init__(self, path: Path, spec: ModelSpec, device: torch.device = CPU) -> None:
         file = GGUFFile(path)
         self._spec = spec
         self._tensors = file.tensors
@@ -93,6 +134,8 @@ class GGUFWeights:
                     f"Supported: {', '.join(SUPPORTED)}"
                 )
         self._file = RawFile(str(path))
+        self._device = device
+        self._feeder = None if device.type == "cpu" else Feeder(device)
 
     def names(self) -> list[str]:
         return list(self._names)
@@ -102,14 +145,17 @@ class GGUFWeights:
 
     def get(self, name: str) -> Tensor:
         info = self._tensors[self._names[name]]
-        raw = _read(self._file, info.offset, info.num_bytes)
+        if self._feeder is not None:
+            raw = self._feeder.read(self._file, info.offset, info.num_bytes)
+        else:
+            raw = _read(self._file, info.offset, info.num_bytes)
         heads = self._interleaved_heads(name)
         if heads:
             raw = _separate_halves(raw, heads, info.shape[0])
         if info.type == "F32":
             values = raw.view(torch.float32).view(info.shape)
         else:
-            values = torch.empty(info.shape)
+            values = torch.empty(info.shape, device=self._device)
             dequantize(raw, info.type, values)
         if self._spec.norm_plus_one and name.endswith("norm.weight"):
             values -= 1.0
@@ -124,6 +170,8 @@ class GGUFWeights:
         return self._spec.num_kv_heads if ".k_proj." in name else 0
 
     def close(self) -> None:
+        if self._feeder is not None:
+            self._feeder.close()
         self._file.close()
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from safetensors import SafetensorError, safe_open
@@ -33,7 +33,17 @@ TORCH_NAMES = {  # the format's names of types, as torch calls them
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
 }
+HEADER_LENGTH_BYTES = 8  # little-endian, before the header
 OTHER_WEIGHTS = ("*.bin", "*.pth", "*.pt", "*.ckpt", "*.h5", "*.msgpack")
+
+
+class TensorPlace(NamedTuple):
+    """Where one tensor lies in its file. ``dtype`` is torch's name of its type."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int  # bytes from the start of the file
+    num_bytes: int
 
 
 @contextmanager
@@ -51,6 +61,28 @@ def open_file(path: Path, framework: str) -> Any:
     """Open one safetensors file for *framework* (pt, or numpy where torch is not wanted)."""
     with naming(path):
         return safe_open(path, framework=framework)
+
+
+def tensor_places(path: Path) -> dict[str, TensorPlace]:
+    """Return where each tensor of a safetensors file lies.
+
+    Raises ModelError for a type that torch lacks. The library must have opened the file before: it
+    checks that offsets, shapes and sizes agree.
+    """
+    with naming(path), path.open("rb") as file:
+        length = int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
+        header: dict[str, Any] = msgspec.json.decode(file.read(length))
+    start = HEADER_LENGTH_BYTES + length
+    places = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        dtype = TORCH_NAMES.get(entry["dtype"])
+        if dtype is None:
+            raise ModelError(f"{path}: tensor {name} has the type {entry['dtype']}")
+        first, end = entry["data_offsets"]
+        places[name] = TensorPlace(dtype, tuple(entry["shape"]), start + first, end - first)
+    return places
 
 
 def weight_files(folder: Path) -> tuple[list[Path], dict[str, str]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from zlm.config import ModelSpec
 from zlm.errors import ConfigError
 from zlm.models.tensors import expected_tensors
-from zlm.ops import linear
+from zlm.ops import cpu_linear
 
 log = logging.getLogger("zlm.worker")
 
@@ -87,8 +87,8 @@ def speed_ratios(hidden_size: int, intermediate_size: int) -> dict[int, float]:
     inner, outer = min(hidden_size, LARGEST_SIDE), min(intermediate_size, LARGEST_SIDE)
     weight = torch.full((outer, inner), 0.01)
     copies = max(1, -(-COLD_BYTES // (2 * weight.numel())))
-    wide = [linear.pack(weight) for _ in range(copies)]
-    narrow = [linear.pack(weight.bfloat16()) for _ in range(copies)]
+    wide = [cpu_linear.pack(weight) for _ in range(copies)]
+    narrow = [cpu_linear.pack(weight.bfloat16()) for _ in range(copies)]
     share = MEASURE_SECONDS / (2 * len(ROWS))
     ratios = {}
     for rows in ROWS:
@@ -97,7 +97,7 @@ def speed_ratios(hidden_size: int, intermediate_size: int) -> dict[int, float]:
     return ratios
 
 
-def _seconds(x: Tensor, products: list[linear.Product], limit: float) -> float:
+def _seconds(x: Tensor, products: list[cpu_linear.Packed], limit: float) -> float:
     """Return the shortest time of all *products*, within about *limit* seconds of trying."""
     products[0](x)
     shortest, end = math.inf, time.perf_counter() + limit

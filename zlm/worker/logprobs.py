@@ -7,7 +7,6 @@ neither requests nor sampling parameters.
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from zlm.messages import LogprobColumns
@@ -22,15 +21,42 @@ def columns(raw: Tensor, tokens: Tensor, rows: Tensor, counts: Tensor, most: int
     ``rows`` int64 [k]: what the column ``rows`` shall say. ``counts`` int64 [k]: entries of each
     token, itself included; ``most`` is the largest of them.
     """
+    own, ranks, top_ids, top_values = describe(raw, tokens, most - 1)
+    columns = (rows, counts, tokens, ranks, own, top_ids, top_values)
+    return pack(*(column.cpu().numpy() for column in columns))
+
+
+def describe(raw: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return *tokens*' values float32 [k] and ranks int64 [k], and the *most* likeliest ids.
+
+    Those are int64 [k, most], with their values float32 [k, most], falling. ``raw`` is used up.
+    Waits for no device.
+    """
     raw = raw.nan_to_num_(nan=IMPOSSIBLE, posinf=IMPOSSIBLE, neginf=IMPOSSIBLE)
     raw = raw.clamp_(min=IMPOSSIBLE)
     own = raw.gather(1, tokens[:, None])
     ranks = (raw > own).sum(-1) + 1
-    ids, values = tokens[:, None], own
-    if most > 1:
-        top_values, top_ids = raw.topk(most - 1, dim=-1)
-        ids, values = torch.cat((ids, top_ids), 1), torch.cat((values, top_values), 1)
-    wanted = torch.arange(most, device=raw.device) < counts[:, None]
+    top_values, top_ids = raw.topk(most, dim=-1)
+    return own.squeeze(1), ranks, top_ids, top_values
+
+
+def pack(
+    rows: np.ndarray,
+    counts: np.ndarray,
+    tokens: np.ndarray,
+    ranks: np.ndarray,
+    own: np.ndarray,
+    top_ids: np.ndarray,
+    top_values: np.ndarray,
+) -> LogprobColumns:
+    """Make columns of k tokens: all [k] but the alternatives, which are [k, at least most - 1].
+
+    ``counts`` are the entries of each token, itself included; what a row has beyond is left out.
+    """
+    most = int(counts.max(initial=1))
+    ids = np.concatenate((tokens[:, None], top_ids[:, : most - 1]), axis=1)
+    values = np.concatenate((own[:, None], top_values[:, : most - 1]), axis=1)
+    wanted = np.arange(most) < counts[:, None]
     return LogprobColumns(
         rows=_bytes(rows, np.int32),
         counts=_bytes(counts, np.int32),
@@ -48,5 +74,5 @@ def join(pieces: Sequence[LogprobColumns]) -> LogprobColumns | None:
     return LogprobColumns(*(b"".join(getattr(p, name) for p in pieces) for name in names))
 
 
-def _bytes(values: Tensor, kind: type) -> bytes:
-    return values.cpu().numpy().astype(kind, copy=False).tobytes()
+def _bytes(values: np.ndarray, kind: type) -> bytes:
+    return values.astype(kind, copy=False).tobytes()

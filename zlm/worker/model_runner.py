@@ -12,6 +12,7 @@ that it computes on are known to the engine core (run-ahead).
 """
 
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,11 +22,10 @@ from torch import Tensor
 from zlm.messages import Execute, LogprobColumns, StepResult
 from zlm.models.registry import Model
 from zlm.ops import kv_cache
-from zlm.worker import logprobs, sampler, step_inputs
+from zlm.worker import sampler, step_inputs
+from zlm.worker.prompt_logprobs import PromptLogprobs
 from zlm.worker.slots import SlotTables
 from zlm.worker.step_inputs import StepRows
-
-PROMPT_LOGITS_BYTES = 64 * 2**20  # prompt log-probabilities are computed in pieces of this size
 
 
 class ModelRunner:
@@ -52,8 +52,29 @@ class ModelRunner:
         self._group_layers = [list(layers) for layers in group_layers]
         self._windows = list(windows)
         self._block_size = block_size
-        self._vocab_size = vocab_size
-        self._prompt_rows = max(1, PROMPT_LOGITS_BYTES // (4 * vocab_size))
+        self._prompt = PromptLogprobs(model, vocab_size, tables.tokens.device)
+        self._results: deque[StepResult] = deque()
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step was launched that has not been collected."""
+        return bool(self._results)
+
+    def launch(self, message: Execute) -> None:
+        """Execute a step: on the CPU it has ended when this returns."""
+        self._results.append(self.execute(message))
+
+    def done(self) -> bool:
+        """Tell whether the oldest step launched has ended."""
+        return True
+
+    def collect(self) -> StepResult:
+        """Return the result of the oldest step launched."""
+        return self._results.popleft()
+
+    def use_idle_time(self) -> bool:
+        """Do nothing: nothing can wait."""
+        return False
 
     @torch.inference_mode()
     def execute(self, message: Execute) -> StepResult:
@@ -69,7 +90,10 @@ class ModelRunner:
         rows = step_inputs.read(message)
         batch = step_inputs.batch(rows, tables, self._windows, self._block_size)
         hidden = self._model.forward(batch, self._caches)
-        prompt = self._prompt_logprobs(rows, hidden)
+        prompt = None
+        if self._prompt.wanted(rows, tables.sampling):
+            places = np.arange(rows.num_tokens)
+            prompt = self._prompt.columns(rows, places, hidden, tables.tokens, tables.sampling)
         token_ids, status, reported = b"", b"", None
         if len(rows.sampled_slots):
             token_ids, status, reported = self._sample(rows, hidden)
@@ -104,34 +128,6 @@ class ModelRunner:
         status = b"" if sampled.status is None else sampled.status.cpu().numpy().tobytes()
         token_ids = sampled.tokens.cpu().numpy().astype(np.int32).tobytes()
         return token_ids, status, sampled.logprobs
-
-    def _prompt_logprobs(self, rows: StepRows, hidden: Tensor) -> LogprobColumns | None:
-        """Report the prompt tokens that follow the tokens of this step, for rows that ask.
-
-        Row k's entries are of prompt positions ``starts + 1 .. starts + counts``, as far as the
-        prompt goes; ``rows`` says the message row.
-        """
-        sampling = self._tables.sampling
-        wanted = np.minimum(sampling.prompt_logprobs[rows.slots], self._vocab_size)
-        if (wanted < 0).all():
-            return None
-        following = rows.positions + 1
-        inside = following < sampling.num_prompt[rows.slots][rows.row_of_token]
-        chosen = np.flatnonzero(inside & (wanted >= 0)[rows.row_of_token])
-        row = rows.row_of_token[chosen]
-        slots, columns = self._index(rows.slots[row]), self._index(following[chosen])
-        tokens = self._tables.tokens[slots, columns].long()
-        places, counts = self._index(chosen), self._index(wanted[row] + 1)
-        reported_rows = self._index(rows.order[row])
-        pieces = []
-        for start in range(0, len(chosen), self._prompt_rows):
-            piece = slice(start, start + self._prompt_rows)
-            raw = torch.log_softmax(self._model.logits(hidden[places[piece]]), dim=-1)
-            most = int(counts[piece].max())
-            pieces.append(
-                logprobs.columns(raw, tokens[piece], reported_rows[piece], counts[piece], most)
-            )
-        return logprobs.join(pieces)
 
     def _index(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device)

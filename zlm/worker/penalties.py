@@ -2,7 +2,7 @@
 
 Every function changes ``logits`` (float32 [n, V]) in place, for the rows of its own entries only,
 in one batched operation; rows that ask for nothing are not touched and cost nothing. Ragged client
-lists stand one after another in flat columns (see ``zlm.worker.sampling_table``). Knows of the
+lists stand one after another in flat columns (see ``zlm.worker.sampling_slots``). Knows of the
 token table that row ``slots[r]`` holds row r's tokens, prompt first; nothing of requests.
 
 A mask is an addition of -inf at flat positions, so that nothing has to wait for a count of them.
@@ -28,7 +28,7 @@ def repetition(
     """Penalise every token of prompt and output: positive logits divided, negative multiplied.
 
     ``lengths`` int64 [n] is how many tokens each row has. A token that stands many times is
-    penalised once: all its places write the same value.
+    penalised once: all its places write the same value. What is infinite stays so.
     """
     rows = penalty.rows
     known = lengths[rows]
@@ -39,7 +39,8 @@ def repetition(
     flat, where = logits.view(-1), _flat(logits, rows, seen)
     value, factor = flat[where], penalty.factor[:, None]
     smaller = (value * factor).clamp(min=-LARGEST)
-    flat[where] = torch.where(value > 0, (value / factor).clamp(max=LARGEST), smaller)
+    penalised = torch.where(value > 0, (value / factor).clamp(max=LARGEST), smaller)
+    flat[where] = torch.where(value.isinf(), value, penalised)
 
 
 def output_penalties(

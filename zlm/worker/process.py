@@ -5,15 +5,16 @@ stop. Owns its inbox and its way to the engine core; what is computed belongs to
 Waiting costs no CPU: with steps sent ahead, the next one is there before this one has ended.
 """
 
-import gc
 import logging
 import time
 from collections.abc import Callable
 
 from zlm.ipc.sockets import Inbox, Outbox
-from zlm.messages import Execute, Launch, Progress, Ready, StepResult, Stop, ToWorker
+from zlm.messages import Execute, Launch, Profile, Progress, Ready, Stop, ToWorker
 from zlm.ops import cpu_process
+from zlm.process import garbage
 from zlm.process.child import Child, run
+from zlm.worker.runner import Runner
 
 log = logging.getLogger("zlm.worker")
 
@@ -24,6 +25,7 @@ def serve(child: Child) -> None:
     # because it takes a second or two, in which this process already dies with its parent.
     inbox = child.inbox(ToWorker)
     cpu_process.prepare()
+    from zlm.worker.profiler import StepProfiler
     from zlm.worker.startup import start
 
     launch = _wait_for_launch(inbox)
@@ -35,14 +37,16 @@ def serve(child: Child) -> None:
         child.supervisor.send(Progress(child.role, child.index, text))
 
     started = start(launch.resolved, child.index, say)
-    gc.collect()
-    gc.freeze()  # what is there now lives as long as the process: never look at it again
+    garbage.settle()
     engine = child.outbox("engine")
     engine.send(started.ready)
     seconds = time.monotonic() - began
     detail = f"{started.ready.device}, {started.ready.dtype}, {seconds:.1f} s"
     child.supervisor.send(Ready(child.role, child.index, detail))
-    work(inbox, engine, started.runner.execute, child.heartbeat.beat)
+    on_gpu = launch.resolved.device == "cuda"
+    tell = child.supervisor.send
+    runner = StepProfiler(started.runner, child.index, on_gpu=on_gpu, tell=tell)
+    work(inbox, engine, runner, child.heartbeat.beat, runner.take)
 
 
 def _wait_for_launch(inbox: Inbox) -> Launch | None:
@@ -59,21 +63,43 @@ def _wait_for_launch(inbox: Inbox) -> Launch | None:
 def work(
     inbox: Inbox,
     engine: Outbox,
-    execute: Callable[[Execute], StepResult],
+    runner: Runner,
     beat: Callable[[bool, int], None],
+    profile: Callable[[Profile], None],
 ) -> None:
-    """Execute steps in order and send each result to the engine core, until Stop."""
-    steps = 0
+    """Execute steps in order and send each result to the engine core, until Stop.
+
+    While a step runs on a device this spins, so that neither its end nor the next step waits for a
+    timer; with nothing in flight it does what can wait, and then sleeps until a message comes.
+    *profile* has steps measured.
+    """
+    steps, has_spare_work = 0, True
     while True:
-        beat(False, steps)
-        for message in inbox.receive():
+        running = runner.in_flight
+        beat(running, steps)
+        messages = inbox.receive(timeout_ms=0 if running or has_spare_work else None)
+        if has_spare_work and not (running or messages):
+            has_spare_work = runner.use_idle_time()
+        for message in messages:
             match message:
                 case Execute():
                     beat(True, steps)
-                    engine.send(execute(message))
-                    steps += 1
+                    runner.launch(message)
+                    steps += _send_ended(runner, engine)
+                case Profile():
+                    profile(message)
                 case Stop():
                     return
+        steps += _send_ended(runner, engine)
+
+
+def _send_ended(runner: Runner, engine: Outbox) -> int:
+    """Send the results of the steps that have ended; return their number."""
+    count = 0
+    while runner.in_flight and runner.done():
+        engine.send(runner.collect())
+        count += 1
+    return count
 
 
 if __name__ == "__main__":

@@ -76,16 +76,8 @@ class SlotTables:
             table.zero_()
 
     def _join(self, joins: Sequence[Join]) -> None:
-        slots = np.array([join.slot for join in joins], np.int64)
-        assert slots.min() >= 0 and slots.max() < self._num_slots, "slot out of range"
         self.sampling.join(joins)
-        columns = [np.frombuffer(join.token_ids, np.int32) for join in joins]
-        lengths = np.array([column.size for column in columns])
-        assert lengths.max() < self.max_tokens, "sequence longer than the token table"
-        ids = np.concatenate(columns)
-        if ids.size and (ids.min() < 0 or ids.max() >= self._vocab_size):
-            log.error("token ids outside the vocabulary reached the worker: clipped")
-            ids = ids.clip(0, self._vocab_size - 1)
+        slots, lengths, ids = read_joins(joins, self._num_slots, self.max_tokens, self._vocab_size)
         row = np.repeat(slots, lengths)
         start = np.cumsum(lengths) - lengths
         column = np.arange(ids.size) - np.repeat(start, lengths)
@@ -94,16 +86,10 @@ class SlotTables:
             table[self._index(slots)] = 0
 
     def _write_blocks(self, message: Execute) -> None:
-        slots = np.frombuffer(message.table_slots, np.int32).astype(np.int64)
-        indices = np.frombuffer(message.table_indices, np.int32).astype(np.int64)
-        groups = np.frombuffer(message.table_groups, np.int32)
-        blocks = np.frombuffer(message.table_blocks, np.int32)
-        assert indices.min() >= 0 and indices.max() < self._width, "block index out of range"
-        assert slots.min() >= 0 and slots.max() < self._num_slots, "slot out of range"
-        place = slots * self._width + indices
+        groups, place, blocks = read_entries(message, self._num_slots, self._width)
         for group, table in enumerate(self.blocks):
             mine = groups == group if self._num_groups > 1 else slice(None)
-            where, what = _last_of_each(place[mine], blocks[mine])
+            where, what = last_of_each(place[mine], blocks[mine])
             if where.size:
                 table.view(-1)[self._index(where)] = self._index(what)
 
@@ -111,9 +97,42 @@ class SlotTables:
         return torch.from_numpy(np.array(values)).to(self._device)
 
 
-def _last_of_each(places: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def read_joins(
+    joins: Sequence[Join], num_slots: int, max_tokens: int, vocab_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return slots int64 [J], lengths int64 [J] and the token ids of all, int32, one after another.
+
+    Ids were checked long before: what is outside the vocabulary is clipped, and said.
+    """
+    slots = np.array([join.slot for join in joins], np.int64)
+    assert slots.min() >= 0 and slots.max() < num_slots, "slot out of range"
+    columns = [np.frombuffer(join.token_ids, np.int32) for join in joins]
+    lengths = np.array([column.size for column in columns])
+    assert lengths.max() < max_tokens, "sequence longer than the token table"
+    ids = np.concatenate(columns)
+    if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
+        log.error("token ids outside the vocabulary reached the worker: clipped")
+        ids = ids.clip(0, vocab_size - 1)
+    return slots, lengths, ids
+
+
+def read_entries(
+    message: Execute, num_slots: int, width: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return group, place (slot * width + index, int64) and block of each block-table entry."""
+    slots = np.frombuffer(message.table_slots, np.int32).astype(np.int64)
+    indices = np.frombuffer(message.table_indices, np.int32).astype(np.int64)
+    groups = np.frombuffer(message.table_groups, np.int32)
+    blocks = np.frombuffer(message.table_blocks, np.int32)
+    assert indices.min() >= 0 and indices.max() < width, "block index out of range"
+    assert slots.min() >= 0 and slots.max() < num_slots, "slot out of range"
+    return groups, slots * width + indices, blocks
+
+
+def last_of_each(places: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Keep the last value written to each place: a scatter with equal places has no order."""
-    if places.size < 2:
+    ordered = np.sort(places)
+    if (ordered[1:] != ordered[:-1]).all():
         return places, values
     unique, first = np.unique(places[::-1], return_index=True)
     return unique, values[::-1][first]

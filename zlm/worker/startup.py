@@ -18,11 +18,14 @@ from zlm.config import Resolved
 from zlm.messages import Execute, Join, SamplingSpec, WorkerReady
 from zlm.models import registry
 from zlm.ops import cpu_process, kv_cache
+from zlm.ops.backend import Ops
+from zlm.ops.cpu import CpuOps
 from zlm.weights.load import open_weights
-from zlm.worker import compute_type, memory_plan
+from zlm.worker import compute_type, kernel_cache, memory_plan
 from zlm.worker.dummy_weights import DummyWeights
 from zlm.worker.memory_plan import MemoryPlan
 from zlm.worker.model_runner import ModelRunner
+from zlm.worker.runner import Runner
 from zlm.worker.slots import SlotTables
 
 log = logging.getLogger("zlm.worker")
@@ -34,7 +37,7 @@ WARM_UP_DECODES = 4  # rows of the decode step at the end of the warm-up
 class Started:
     """A runner that can work, and what the engine core is told of it."""
 
-    runner: ModelRunner
+    runner: Runner
     ready: WorkerReady
 
 
@@ -43,6 +46,11 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> Started:
 
     Raises ConfigError or ModelError, naming the flag or the tensor.
     """
+    if resolved.device == "cuda":
+        kernel_cache.prepare()
+        from zlm.worker import gpu_startup  # needs Triton
+
+        return gpu_startup.start(resolved, rank, say)
     device = torch.device(resolved.device)
     config = resolved.config
     threads = compute_type.set_threads(config.parallel.cpu_threads)
@@ -50,7 +58,8 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> Started:
     say("choosing the compute type")
     dtype = compute_type.choose(config.model.dtype, resolved.spec, free_bytes=free_bytes)
     say("loading weights")
-    model = _load(resolved, dtype, device)
+    ops = CpuOps(dtype)
+    model = load_model(resolved, ops)
     say("allocating the KV cache")
     kv_dtype = compute_type.SPELLINGS.get(config.cache.kv_cache_dtype, dtype)  # auto: dtype
     plan = _plan(resolved, kv_dtype)
@@ -65,18 +74,19 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> Started:
     return Started(runner, WorkerReady(rank, plan.totals, resolved.device, name))
 
 
-def _load(resolved: Resolved, dtype: torch.dtype, device: torch.device) -> registry.Model:
+def load_model(resolved: Resolved, ops: Ops) -> registry.Model:
+    """Build the model that *resolved* names, from its checkpoint or with random weights."""
     began = time.perf_counter()
     spec, options = resolved.spec, resolved.config.model
 
     def build(weights: registry.Weights) -> registry.Model:
         length = resolved.max_model_len
-        return registry.build(spec, weights, dtype=dtype, device=device, max_model_len=length)
+        return registry.build(spec, weights, ops=ops, max_model_len=length)
 
     if options.load_format == "dummy":
-        model = build(DummyWeights(spec, options.seed or 0))
+        model = build(DummyWeights(spec, options.seed or 0, ops.device))
     else:
-        with closing(open_weights(resolved.model_path, spec)) as weights:
+        with closing(open_weights(resolved.model_path, spec, ops.device)) as weights:
             model = build(weights)
     _give_back_memory()
     cpu_process.keep_freed_memory()
@@ -163,19 +173,22 @@ def warm_up(runner: ModelRunner, tables: SlotTables, plan: MemoryPlan, resolved:
     longest = Join(0, np.zeros(prefill, np.int32).tobytes(), prefill, SamplingSpec(seed=0))
     needed = list(enumerate(blocks[: -(-prefill // size)]))
     table = [(group, 0, index, block) for group in range(num_groups) for index, block in needed]
-    runner.execute(_step([(0, 0, prefill, 1)], [longest], table))
+    runner.execute(step_message([(0, 0, prefill, 1)], [longest], table))
     joins = [Join(slot, np.zeros(1, np.int32).tobytes(), 1, drawing) for slot in range(decodes)]
     table = [(group, slot, 0, slot + 1) for group in range(num_groups) for slot in range(decodes)]
-    runner.execute(_step([(slot, 0, 1, 1) for slot in range(decodes)], joins, table))
+    runner.execute(step_message([(slot, 0, 1, 1) for slot in range(decodes)], joins, table))
     # The null block still is all zeros: copied over the blocks used, it clears them.
     runner.copy_blocks([(group, 0, block) for group in range(num_groups) for block in blocks])
     tables.reset()
 
 
-def _step(
+def step_message(
     rows: list[tuple[int, int, int, int]], joins: list[Join], table: list[tuple[int, int, int, int]]
 ) -> Execute:
-    """A step of *rows* (slot, start, count, sample) with *table* (group, slot, index, block)."""
+    """Return a step of *rows* (slot, start, count, sample).
+
+    *table* has its block-table entries (group, slot, index, block).
+    """
     slots, starts, counts, sample = np.array(rows, np.int32).T
     groups, table_slots, indices, blocks = (c.tobytes() for c in np.array(table, np.int32).T)
     return Execute(

@@ -1,0 +1,78 @@
+"""The soak client: the requests it draws, what it takes for a whole answer, and its verdict."""
+
+import random
+from argparse import Namespace
+
+import pytest
+from soak import KINDS, Request, Tally, Watch, fault_of, make_request, verdict
+
+OPTIONS = Namespace(most_input=3000, most_output=200)
+IDLE = {
+    "vllm:num_requests_running": 0.0,
+    "vllm:num_requests_waiting": 0.0,
+    "vllm:kv_cache_usage_perc": 0.0,
+}
+
+
+def test_requests_are_mixed() -> None:
+    rng = random.Random(1)
+    requests = [make_request(rng, OPTIONS, list(KINDS)) for _ in range(600)]
+    lengths = [len(request.body["prompt"]) for request in requests]
+    assert min(lengths) == 1 and 2000 < max(lengths) <= 3000
+    assert {request.kind for request in requests} == set(KINDS)
+    assert all(1 <= request.body["max_tokens"] <= 200 for request in requests)
+    assert 30 < sum(request.give_up_after is not None for request in requests) < 100
+    beginnings = [tuple(request.body["prompt"][:20]) for request in requests if lengths]
+    long = [beginning for beginning in beginnings if len(beginning) == 20]
+    assert len(long) - len(set(long)) > 50  # some begin as others do
+
+
+def whole(tokens: int, stream: bool = True) -> bytes:
+    end = b"data: [DONE]\n\n" if stream else b""
+    return b'HTTP/1.1 200 OK\r\n\r\ndata: {"usage": {"completion_tokens":%d}}\n\n%b' % (tokens, end)
+
+
+def request(kind: str = "greedy", **body: object) -> Request:
+    return Request(kind, {"max_tokens": 5, "stream": True, **body}, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "fault"),
+    [
+        (request(), whole(5), None),
+        (request(n=2), whole(10), None),
+        (request(), whole(4), "4 tokens of 5"),
+        (request(), whole(5, stream=False), "no end"),
+        (request(stream=False), whole(5, stream=False), None),
+        (request("stop"), whole(3), None),
+        (request("stop"), whole(6), "6 tokens of 5"),
+        (request(), b"HTTP/1.1 500 Oh\r\n\r\n", "status"),
+        (request(), b"", "status"),
+    ],
+)
+def test_whole_answers_and_others(asked: Request, answer: bytes, fault: str | None) -> None:
+    found = fault_of(asked, answer)
+    assert found is None if fault is None else fault in str(found)
+
+
+def watch(*sums: float) -> Watch:
+    return Watch(rss=[[each / 2, each / 2] for each in sums])
+
+
+def test_the_verdict() -> None:
+    good = Tally()
+    good.answered["greedy"] = 1
+    flat = watch(*[100.0] * 10)
+    assert verdict(good, flat, IDLE, 10.0) == []
+    assert verdict(Tally(), flat, IDLE, 10.0) == ["no request was answered"]
+    leaking = watch(*[100.0 + 5 * i for i in range(10)])
+    assert verdict(good, leaking, IDLE, 10.0) == ["memory of the processes grew by 30.0 MiB"]
+    held = IDLE | {"vllm:kv_cache_usage_perc": 0.1}
+    assert verdict(good, flat, held, 10.0) == ["kv_cache_usage_perc is 0.1 at the end"]
+    good.failures.append("x")
+    assert verdict(good, flat, IDLE, 10.0) == ["1 failures"]
+
+
+def test_growth_at_the_start_does_not_count() -> None:
+    warming = watch(50.0, 100.0, *[120.0] * 8)
+    assert warming.growth() == {"processes": 0.0, "gpu": None}

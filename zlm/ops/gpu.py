@@ -1,0 +1,203 @@
+"""The GPU backend: Triton kernels (``zlm.kernels``) and cuBLAS through torch.
+
+Importing this needs Triton. All launches go to the current stream, nothing waits for the device and
+no grid depends on a value there, so that a step can be captured in a CUDA graph; the exception is
+attention "sdpa", whose steps with rows of many tokens need ``query_lens`` and ``context_lens``.
+
+On a CPU (``torch.device("cpu")``) it runs in Triton's interpreter, which is how it is tested.
+"""
+
+import torch
+from torch import Tensor
+
+from zlm.errors import ConfigError
+from zlm.kernels import embedding, rms_norm
+from zlm.kernels.attention_decode_plan import DecodeWorkspace
+from zlm.ops import gpu_attention, gpu_gathered, kv_cache
+from zlm.ops.backend import Geometry, LMHead, Norm, Product
+from zlm.ops.batch import StepBatch
+from zlm.ops.gpu_attention import GpuPagedAttention, GpuPlan, Prefill
+from zlm.ops.gpu_fixed import FixedGatedProduct, FixedProduct
+from zlm.ops.gpu_linear import GpuGatedProduct, GpuLMHead, GpuNorm, GpuProduct
+
+ATTENTIONS = ("triton", "sdpa")
+
+
+class GpuOps:
+    """See ``zlm.ops.backend.Ops``. Owns the scratch of decode attention, one for each geometry.
+
+    attention: "triton", or "sdpa" for cards before sm80, where Triton has no matrix products: no
+    kernel then uses them. deterministic: a token's results have the same bits whatever else is in
+    the step and however its prompt was cut in chunks; slower. pdl: kernels start before the one
+    before them has ended (``zlm.kernels.chain``; sm90 on).
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        attention: str = "triton",
+        deterministic: bool = False,
+        pdl: bool = False,
+    ) -> None:
+        assert attention in ATTENTIONS
+        if deterministic and attention == "sdpa":
+            raise ConfigError("--deterministic needs --attention-backend triton, not sdpa")
+        self.device = device
+        self.dtype = dtype
+        self.needs_lengths = attention == "sdpa"
+        self._gathers = attention == "sdpa"
+        self._fixed = deterministic
+        self.pdl = pdl
+        self._workspaces: dict[Geometry, DecodeWorkspace] = {}
+        if dtype == torch.float16:
+            # Partial sums of a product may pass 65,504 where the product does not.
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+    def norm(self, weight: Tensor, eps: float) -> GpuNorm:
+        return GpuNorm(weight, eps, self.dtype, pdl=self.pdl)
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Product:
+        kind = FixedProduct if self._fixed else GpuProduct
+        return kind(weight, bias, torch.float32 if wide else self.dtype, pdl=self.pdl)
+
+    def gated(
+        self,
+        gate: Tensor,
+        up: Tensor,
+        gate_bias: Tensor | None,
+        up_bias: Tensor | None,
+        activation: str,
+    ) -> GpuGatedProduct | FixedGatedProduct:
+        bias = None
+        if gate_bias is not None and up_bias is not None:
+            bias = torch.cat((gate_bias, up_bias))
+        kind = FixedGatedProduct if self._fixed else GpuGatedProduct
+        return kind(torch.cat((gate, up)), bias, activation, pdl=self.pdl)
+
+    def embedding(self, weight: Tensor, scale: float, dtype: torch.dtype) -> "GpuEmbedding":
+        return GpuEmbedding(weight, scale, dtype, pdl=self.pdl)
+
+    def lm_head(self, weight: Tensor, softcap: float) -> LMHead:
+        return GpuLMHead(self.linear(weight, wide=True), softcap)
+
+    def attention(
+        self,
+        geometry: Geometry,
+        *,
+        scale: float,
+        softcap: float,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+    ) -> GpuPagedAttention:
+        return GpuPagedAttention(
+            geometry,
+            self._workspace(geometry),
+            scale=scale,
+            softcap=softcap,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=eps,
+            pdl=self.pdl,
+        )
+
+    def sandwich(
+        self, x: Tensor, hidden: Tensor, inner: Norm, outer: Norm
+    ) -> tuple[Tensor, Tensor]:
+        assert inner.eps == outer.eps, "the kernel has one epsilon"
+        out = torch.empty(hidden.shape, dtype=self.dtype, device=hidden.device)
+        rms_norm.rms_norm(
+            x,
+            outer.weight,
+            outer.eps,
+            out=out,
+            residual=hidden,
+            residual_out=hidden,
+            inner_weight=inner.weight,
+            pdl=self.pdl,
+        )
+        return hidden, out
+
+    def token_ids(self, batch: StepBatch) -> Tensor:
+        return batch.token_ids
+
+    def rotation(self, table: Tensor, batch: StepBatch, geometry: Geometry) -> Tensor:
+        return table
+
+    def plan(
+        self, batch: StepBatch, group_index: int, cache: Tensor, geometry: Geometry
+    ) -> GpuPlan:
+        group, decodes = batch.groups[group_index], batch.num_decodes
+        first = 0 if self._fixed else decodes  # rows from here on are tiles
+        decode: Tensor | None = None
+        prefill: Prefill | None = None
+        if first:
+            decode = gpu_attention.plan_decodes(
+                batch, group, geometry, self._workspace(geometry), pdl=self.pdl
+            )
+        if batch.num_rows > first:
+            if self._gathers:
+                prefill = gpu_gathered.plan(batch, group, cache.shape[3])
+            else:
+                prefill = gpu_attention.plan_tiles(
+                    batch, group, geometry, self.dtype, first, fixed=self._fixed, pdl=self.pdl
+                )
+        return GpuPlan(
+            positions=batch.positions,
+            slots=group.slot_mapping,
+            window=group.window,
+            block_table=group.block_table[:first],
+            seq_lens=batch.seq_lens[:first],
+            decode=decode,
+            prefill=prefill,
+        )
+
+    def finish(
+        self, batch: StepBatch, caches: list[Tensor], layer_groups: list[int], hidden: Tensor
+    ) -> Tensor:
+        return hidden  # no padding was added, and nothing but finite numbers has been stored
+
+    def allocate_cache(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> Tensor:
+        if dtype != self.dtype:
+            names = [str(kind).removeprefix("torch.") for kind in (dtype, self.dtype)]
+            raise ConfigError(
+                f"--kv-cache-dtype {names[0]}: on a GPU the cache has the compute type, {names[1]}"
+            )
+        shape = (num_blocks, num_kv_heads, 2, block_size, head_dim)
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def block_bytes(
+        self, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> int:
+        return kv_cache.block_bytes(block_size, num_kv_heads, head_dim, dtype)
+
+    def copy_blocks(self, caches: list[Tensor], sources: list[int], targets: list[int]) -> None:
+        kv_cache.copy_blocks(caches, sources, targets)
+
+    def _workspace(self, geometry: Geometry) -> DecodeWorkspace:
+        if geometry not in self._workspaces:
+            self._workspaces[geometry] = gpu_attention.workspace(
+                geometry, self.dtype, self.device, use_dot=not self._gathers
+            )
+        return self._workspaces[geometry]
+
+
+class GpuEmbedding:
+    """See ``zlm.ops.backend.Embedding``. A tied head multiplies with the same tensor."""
+
+    def __init__(self, weight: Tensor, scale: float, dtype: torch.dtype, *, pdl: bool) -> None:
+        self.weight = weight
+        # The factor is rounded to the weights' type, as the models were trained with.
+        self.scale = torch.tensor(scale, dtype=weight.dtype).item()
+        self.dtype = dtype
+        self.pdl = pdl
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        shape = token_ids.shape[0], self.weight.shape[1]
+        out = torch.empty(shape, dtype=self.dtype, device=self.weight.device)
+        embedding.embedding(token_ids, self.weight, self.scale, out=out, pdl=self.pdl)
+        return out

@@ -1,0 +1,197 @@
+"""Paged attention on the GPU: rows of one token by the decode kernel, the rest by tiles.
+
+A plan is made once a step and KV group, on the device; all layers of the group use it. Rows
+``0 .. num_decodes`` go through ``zlm.kernels.attention_decode``, rows from there on through a
+*prefill*: tiles of ``zlm.kernels.attention_prefill``, or what ``zlm.ops.gpu_gathered`` does where
+that kernel cannot run. Either part may be absent. Nothing here depends on a value that is on the
+device, so all of it can be captured in a graph.
+
+The cache's layout is told in ``zlm.kernels.attention_decode``.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from zlm.kernels import attention_decode, attention_decode_plan, attention_prefill, rotary_kv
+from zlm.kernels.attention_decode_plan import DecodeWorkspace
+from zlm.ops.backend import Geometry
+from zlm.ops.batch import GroupBatch, StepBatch
+
+INTERPRETER_PROCESSORS = 3  # that decode attention is cut for, where there is no card to fill
+
+
+class Prefill(Protocol):
+    """The attention of a step's rows of many tokens, for one KV group."""
+
+    def run(self, q: Tensor, cache: Tensor, out: Tensor, scale: float, softcap: float) -> None:
+        """Write to *out* [T, Hq, D] the rows' attention; q [T, Hq, D]. Other tokens are left."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlan:
+    """A step's attention work for one KV group."""
+
+    positions: Tensor  # int64 [T]
+    slots: Tensor  # int64 [T]: where keys and values go
+    window: int
+    block_table: Tensor  # int32 [D, B] ┐ of the rows of one token
+    seq_lens: Tensor  # int32 [D]       ┘
+    decode: Tensor | None  # int32: their plan
+    prefill: Prefill | None
+
+
+@dataclass(frozen=True, slots=True)
+class TiledPrefill:
+    """Rows through the prefill kernel. *fixed*: a query's bits do not depend on its company."""
+
+    block_table: Tensor  # int32 [R, B]
+    query_starts: Tensor  # int32 [R + 1]: offsets among the step's tokens
+    seq_lens: Tensor  # int32 [R]
+    window: int
+    tiles: Tensor  # int32 [items, 2]
+    fixed: bool
+    pdl: bool
+
+    def run(self, q: Tensor, cache: Tensor, out: Tensor, scale: float, softcap: float) -> None:
+        attention_prefill.attention_prefill(
+            q,
+            cache,
+            self.block_table,
+            self.query_starts,
+            self.seq_lens,
+            self.tiles,
+            out=out,
+            scale=scale,
+            window=self.window,
+            softcap=softcap,
+            fixed=self.fixed,
+            pdl=self.pdl,
+        )
+
+
+def workspace(
+    geometry: Geometry, dtype: torch.dtype, device: torch.device, use_dot: bool
+) -> DecodeWorkspace:
+    """Allocate the buffers of decode attention."""
+    return attention_decode_plan.allocate_workspace(
+        geometry.num_heads,
+        geometry.num_kv_heads,
+        geometry.head_dim,
+        dtype,
+        device,
+        use_dot=use_dot,
+        processors=None if device.type == "cuda" else INTERPRETER_PROCESSORS,
+    )
+
+
+def plan_decodes(
+    batch: StepBatch,
+    group: GroupBatch,
+    geometry: Geometry,
+    buffers: DecodeWorkspace,
+    *,
+    pdl: bool,
+) -> Tensor:
+    """Plan the attention of the rows of one token."""
+    count = batch.num_decodes
+    size = attention_decode_plan.plan_size(count, buffers)
+    out = torch.empty(size, dtype=torch.int32, device=batch.seq_lens.device)
+    attention_decode_plan.plan_decode(
+        batch.seq_lens[:count],
+        out=out,
+        workspace=buffers,
+        num_kv_heads=geometry.num_kv_heads,
+        window=group.window,
+        pdl=pdl,
+    )
+    return out
+
+
+def plan_tiles(
+    batch: StepBatch,
+    group: GroupBatch,
+    geometry: Geometry,
+    dtype: torch.dtype,
+    first: int,
+    *,
+    fixed: bool,
+    pdl: bool,
+) -> TiledPrefill:
+    """Plan the attention of the rows from *first* on; those before have a token each."""
+    device = batch.seq_lens.device
+    starts, lengths = batch.query_starts[first:], batch.seq_lens[first:]
+    queries = attention_prefill.tile_queries(
+        geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, dtype, device
+    )
+    items = attention_prefill.num_tiles(batch.num_tokens - first, batch.num_rows - first, queries)
+    tiles = torch.empty((items, 2), dtype=torch.int32, device=device)
+    if items:
+        attention_prefill.plan_prefill(
+            starts, lengths, out=tiles, queries=queries, window=group.window, pdl=pdl
+        )
+    table = group.block_table[first:]
+    return TiledPrefill(table, starts, lengths, group.window, tiles, fixed, pdl)
+
+
+class GpuPagedAttention:
+    """See ``zlm.ops.backend.PagedAttention``. A step's *rotation* is the rotary table itself."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        buffers: DecodeWorkspace,
+        *,
+        scale: float,
+        softcap: float,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        pdl: bool,
+    ) -> None:
+        self.geometry = geometry
+        self.buffers = buffers
+        self.scale = scale
+        self.softcap = softcap
+        self.q_norm = q_norm
+        self.k_norm = k_norm
+        self.eps = eps
+        self.pdl = pdl
+
+    def __call__(self, qkv: Tensor, rotation: Tensor, cache: Tensor, work: GpuPlan) -> Tensor:
+        geometry = self.geometry
+        shape = qkv.shape[0], geometry.num_heads, geometry.head_dim
+        q = qkv[:, : geometry.q_row].view(shape)
+        rotary_kv.rotary_kv(
+            qkv,
+            work.positions,
+            work.slots,
+            rotation,
+            cache,
+            q_out=q,
+            q_weight=self.q_norm,
+            k_weight=self.k_norm,
+            eps=self.eps,
+            pdl=self.pdl,
+        )
+        out = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
+        if work.decode is not None:
+            rows = work.seq_lens.shape[0]
+            attention_decode.attention_decode(
+                q[:rows],
+                cache,
+                work.block_table,
+                work.seq_lens,
+                work.decode,
+                out=out[:rows],
+                workspace=self.buffers,
+                scale=self.scale,
+                window=work.window,
+                softcap=self.softcap,
+                pdl=self.pdl,
+            )
+        if work.prefill is not None:
+            work.prefill.run(q, cache, out, self.scale, self.softcap)
+        return out.view(qkv.shape[0], geometry.q_row)

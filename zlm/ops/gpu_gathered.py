@@ -1,0 +1,88 @@
+"""Attention of rows of many tokens through torch's own, for cards without ``tl.dot``.
+
+Row by row, a row's keys and values are gathered from the paged cache to dense tensors, and torch's
+scaled dot product attention reads them with an explicit mask for causality and window. Torch has no
+soft cap: with one the products are plain and float32. Lengths must be known on the host, so such a
+step cannot be captured in a graph.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zlm.ops.batch import GroupBatch, StepBatch
+
+TILE_QUERIES = 256  # queries of a call: bounds its mask, [queries, keys]
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredRow:
+    """One row: its queries among the step's tokens, and the blocks that any of them sees."""
+
+    token: int  # index of its first query
+    length: int  # queries
+    context: int  # tokens of its sequence, the queries being the last
+    first_block: int  # of the row's table
+    blocks: Tensor  # int32 [n]
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredPrefill:
+    """See ``zlm.ops.gpu_attention.Prefill``."""
+
+    rows: list[GatheredRow]
+    window: int
+
+    def run(self, q: Tensor, cache: Tensor, out: Tensor, scale: float, softcap: float) -> None:
+        for row in self.rows:
+            self._run_row(row, q, cache, out, scale, softcap)
+
+    def _run_row(
+        self, row: GatheredRow, q: Tensor, cache: Tensor, out: Tensor, scale: float, softcap: float
+    ) -> None:
+        group = q.shape[1] // cache.shape[1]
+        kv = cache.index_select(0, row.blocks).permute(2, 1, 0, 3, 4).flatten(2, 3)
+        keys, values = kv.repeat_interleave(group, 1)  # [Hq, S, D]
+        position = torch.arange(row.context - row.length, row.context, device=q.device)
+        key = torch.arange(keys.shape[1], device=q.device) + row.first_block * cache.shape[3]
+        for start in range(0, row.length, TILE_QUERIES):
+            stop = min(start + TILE_QUERIES, row.length)
+            ahead = position[start:stop, None] - key
+            seen = ahead >= 0
+            if self.window:
+                seen &= ahead < self.window
+            tokens = slice(row.token + start, row.token + stop)
+            queries = q[tokens].transpose(0, 1)
+            result = _attend(queries, keys, values, seen, scale, softcap)
+            out[tokens] = result.transpose(0, 1)
+
+
+def plan(batch: StepBatch, group: GroupBatch, block_size: int) -> GatheredPrefill:
+    """Plan the attention of the rows after the decodes, in blocks of *block_size* tokens."""
+    assert len(batch.query_lens) == batch.num_rows, "the sdpa backend needs lengths on the host"
+    rows = []
+    token = batch.num_decodes
+    for row in range(batch.num_decodes, batch.num_rows):
+        length, context = batch.query_lens[row], batch.context_lens[row]
+        if length:
+            oldest = context - length + 1 - group.window if group.window else 0
+            first = max(0, oldest) // block_size
+            blocks = group.block_table[row, first : -(-context // block_size)]
+            rows.append(GatheredRow(token, length, context, first, blocks))
+        token += length
+    return GatheredPrefill(rows, group.window)
+
+
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float, softcap: float
+) -> Tensor:
+    """Return [Hq, L, D] for queries of that shape, keys and values [Hq, S, D], seen [L, S]."""
+    if not softcap:
+        return F.scaled_dot_product_attention(
+            queries[None], keys[None], values[None], seen, scale=scale
+        )[0]
+    scores = queries.float() @ keys.float().transpose(1, 2)
+    scores.mul_(scale / softcap).tanh_().mul_(softcap).masked_fill_(~seen, float("-inf"))
+    return (scores.softmax(-1) @ values.float()).to(queries.dtype)

@@ -1,0 +1,203 @@
+"""Norms and products on the GPU: few rows by our own products, more by cuBLAS.
+
+Up to the reach of our kernels (``zlm.kernels.linear_small``) a product is one launch with its norm
+before it and activation, gate or residual after it. More rows are a norm, cuBLAS through torch, and
+for a gated product a third launch; a residual is added by cuBLAS itself. There is one copy of a
+weight, [N, K] as checkpoints have it; gate and up are merged to [2 I, K].
+
+*pdl*: our kernels start before the one before them has ended (``zlm.kernels.chain``).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zlm.kernels import gated, linear_small, rms_norm
+from zlm.kernels.linear_epilogue import SMALL_BYTES
+from zlm.kernels.linear_small import VECTOR_ROWS, device_name
+from zlm.ops.backend import Norm, Product
+
+# Rows of x up to which our kernels beat cuBLAS in a chain of overlapping launches, by the rows of a
+# weight (gate and up together) and its columns. Without an entry: vector products alone. At 64 rows
+# a step of SmolLM2's products took 1,355 us with ours and 881 with cuBLAS, at 8 rows 616 and 754;
+# Gemma's gated product is cuBLAS's at 8 rows already.
+OWN_ROWS: dict[str, dict[tuple[int, int], int]] = {
+    "NVIDIA H200": {
+        (960, 576): 16,
+        (576, 576): 16,
+        (3072, 576): 16,
+        (576, 1536): 16,
+        (1536, 640): 16,
+        (640, 1024): 16,
+        (640, 2048): 16,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Up to how many rows our own kernels multiply with a weight, and how they are launched."""
+
+    rows: int
+    overlaps: bool  # while the kernel before still runs
+    norms: bool  # with the norm in the product's launch
+
+
+def reach(weight: Tensor, *, pdl: bool) -> Reach:
+    """Return the reach of our kernels for *weight*; *pdl*: whether kernels of a step overlap.
+
+    A large weight keeps the card busy on its own: the loads of several kernels at once are then in
+    each other's way, every row beyond the first costs its product, and thousands of programs that
+    each compute the norm read as much again as the weight: 69 us against 55 for 28672 x 4096.
+    """
+    if weight.nbytes > SMALL_BYTES:
+        return Reach(1, overlaps=False, norms=False)
+    rows = 0
+    if pdl and weight.dtype != torch.float32:  # which the matrix units do not multiply exactly
+        size = (weight.shape[0], weight.shape[1])
+        rows = OWN_ROWS.get(device_name(weight.device), {}).get(size, 0)
+    return Reach(max(rows, VECTOR_ROWS), overlaps=pdl, norms=True)
+
+
+class GpuNorm:
+    """See ``zlm.ops.backend.Norm``."""
+
+    def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype, *, pdl: bool) -> None:
+        self.weight = weight
+        self.eps = eps
+        self.dtype = dtype
+        self.pdl = pdl
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = torch.empty(x.shape, dtype=self.dtype, device=x.device)
+        rms_norm.rms_norm(x, self.weight, self.eps, out=out, pdl=self.pdl)
+        return out
+
+
+class GpuProduct:
+    """See ``zlm.ops.backend.Product``; results are of *dtype* (``add``'s: the residual's)."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, pdl: bool
+    ) -> None:
+        self.weight = weight.contiguous()
+        self.bias = bias
+        self.dtype = dtype
+        self.reach = reach(self.weight, pdl=pdl)
+
+    def __call__(self, x: Tensor, norm: Norm | None = None) -> Tensor:
+        if x.shape[0] > self.reach.rows:
+            return self._many_rows(x if norm is None else norm(x))
+        out = torch.empty((x.shape[0], self.weight.shape[0]), dtype=self.dtype, device=x.device)
+        _few_rows(x, self.weight, self.bias, norm, out, reach=self.reach)
+        return out
+
+    def add(self, x: Tensor, residual: Tensor, norm: Norm | None = None) -> Tensor:
+        if x.shape[0] <= self.reach.rows:
+            reach = self.reach
+            _few_rows(x, self.weight, self.bias, norm, residual, residual=residual, reach=reach)
+            return residual
+        rows = x if norm is None else norm(x)
+        if residual.dtype != self.weight.dtype:
+            return residual.add_(self._many_rows(rows))
+        if self.bias is not None:
+            residual.add_(self.bias)
+        return residual.addmm_(rows, self.weight.t())
+
+    def _many_rows(self, x: Tensor) -> Tensor:
+        if self.dtype == self.weight.dtype:
+            return F.linear(x, self.weight, self.bias)
+        out = wide_product(x, self.weight)
+        return out if self.bias is None else out.add_(self.bias)
+
+
+class GpuGatedProduct:
+    """See ``zlm.ops.backend.GatedProduct``."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str, *, pdl: bool) -> None:
+        """*weight* [2 I, K] and *bias* [2 I]: the gate's, then the other's."""
+        self.weight = weight
+        self.bias = bias
+        self.activation = activation
+        self.pdl = pdl
+        self.reach = reach(weight, pdl=pdl)
+        self.gate, self.up = weight.chunk(2)
+        self.gate_bias: Tensor | None = None
+        self.up_bias: Tensor | None = None
+        if bias is not None:
+            self.gate_bias, self.up_bias = bias.chunk(2)
+
+    def __call__(self, x: Tensor, norm: Norm | None = None) -> Tensor:
+        shape = x.shape[0], self.gate.shape[0]
+        out = torch.empty(shape, dtype=self.weight.dtype, device=x.device)
+        if x.shape[0] <= self.reach.rows:
+            _few_rows(
+                x,
+                self.gate,
+                self.gate_bias,
+                norm,
+                out,
+                up=self.up,
+                up_bias=self.up_bias,
+                activation=self.activation,
+                reach=self.reach,
+            )
+            return out
+        both = F.linear(x if norm is None else norm(x), self.weight, self.bias)
+        gated.gated(both, self.activation, out=out, pdl=self.pdl)
+        return out
+
+
+class GpuLMHead:
+    """See ``zlm.ops.backend.LMHead``."""
+
+    def __init__(self, product: Product, softcap: float) -> None:
+        """*product*: with the vocabulary; its result is float32."""
+        self.product = product
+        self.softcap = softcap
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        logits = self.product(hidden)
+        if self.softcap:
+            logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        return logits
+
+
+def _few_rows(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Norm | None,
+    out: Tensor,
+    *,
+    residual: Tensor | None = None,
+    up: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    activation: str = "",
+    reach: Reach,
+) -> None:
+    """Write the fused product to *out*; see ``zlm.kernels.linear_small.linear``."""
+    if norm is not None and not reach.norms:
+        x, norm = norm(x), None
+    linear_small.linear(
+        x,
+        weight,
+        bias,
+        out=out,
+        norm=None if norm is None else norm.weight,
+        eps=0.0 if norm is None else norm.eps,
+        residual=residual,
+        up=up,
+        up_bias=up_bias,
+        activation=activation,
+        pdl=reach.overlaps,
+    )
+
+
+def wide_product(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x @ weight.T in float32, of operands of a narrower type."""
+    if x.device.type == "cuda":
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return x.float() @ weight.float().t()

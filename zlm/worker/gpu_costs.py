@@ -1,0 +1,190 @@
+"""What a server takes of a GPU beside the KV cache: formulas over shapes, no tensor and no device.
+
+    context       the driver's own: held when memory was first looked at
+    weights       exact: the model's tensors, rotary tables among them
+    tables        of slots (tokens, block tables), counts of penalties, sampling scratch
+    activations   of the largest step, see below
+    graphs        of CUDA: their pool (a captured step's activations once more) and their nodes
+    reserve       cuBLAS workspaces, compiled kernels, rounding of the allocator
+
+Activations, with e bytes an element, T tokens and S samples a step. A layer's tensors, as if none
+were ever put where one of another size was (the allocator does not move what it holds):
+
+    e * T * (6 * hidden + (heads + 2 * KV heads) * D  +  heads * D  +  3 * intermediate)
+            residual, norms, products   qkv                attention     gate | up, their product
+
+where the residual counts twice, as it is float32 if the compute type is float16. Then the logits,
+S * vocab * (e + 12): of the product, in float32, adjusted, and one more for log-probabilities.
+Prompts' log-probabilities come in pieces of a fixed size, after the layers and in their memory.
+torch's attention (sdpa) gathers the longest context of a row for all its heads, and has a mask.
+"""
+
+import math
+from dataclasses import dataclass
+
+from zlm.config import ModelSpec, Resolved
+from zlm.models.tensors import expected_tensors
+
+MIB = 2**20
+MOST_CONTEXT_BYTES = 640 * MIB  # what a process without tensors holds: 0.3 to 0.6 GiB by card
+PROMPT_LOGITS_BYTES = 4 * 64 * MIB  # pieces of 64 MiB of logits, in at most four forms
+# Of a kernel in a captured graph: 20 graphs of 213 and of 313 took 14 and 18 MiB on an H200.
+GRAPH_NODE_BYTES = 4 * 1024
+NODES_A_LAYER, NODES_BESIDE = 10, 48  # kernels of a captured step
+TOP_LOGPROBS = 32  # alternatives that the scratch of log-probabilities holds
+SCRATCH_CHUNK = 4096  # ids of a chunk of the vocabulary, and a sampling row's bytes for each:
+SCRATCH_CHUNK_BYTES = 16 + 2 * 16 * 8 + 12 + 8 * TOP_LOGPROBS
+SAMPLER_COLUMN_BYTES = 256  # a slot's parameters
+STEP_TOKEN_BYTES = 128  # ids, positions, slots of each group: integers of a step's tokens and rows
+DECODE_PROGRAMS = 8  # of decode attention on a multiprocessor; each may leave two pieces
+SDPA_QUERIES = 256  # of a call of torch's attention: rows of its mask
+MATRIX_UNITS = (8, 0)  # compute capability below which attention is torch's
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU before this process put a tensor on it. Bytes; the driver's context is already held."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    processors: int = 132
+    holders: str = ""  # who else holds memory, in words; empty: not known
+    capability: tuple[int, int] = (9, 0)
+
+    @property
+    def context_bytes(self) -> int:
+        """What is taken to be this process's own of the memory that is held."""
+        return min(self.total_bytes - self.free_bytes, MOST_CONTEXT_BYTES)
+
+    @property
+    def available_bytes(self) -> int:
+        """All that this process can have, what it has included."""
+        return self.free_bytes + self.context_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Capacities:
+    """What no step exceeds, and what graphs there are."""
+
+    tokens: int  # of a step, padding included
+    samples: int  # rows of a step that sample
+    slots: int  # running sequences, and what padding has
+    graph_tokens: int = 0  # of the largest captured step; 0: there are no graphs
+    num_graphs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What the server takes beside the KV cache, in bytes. The order is the table's."""
+
+    context: int
+    weights: int
+    tables: int
+    activations: int
+    graphs: int
+    reserve: int
+
+    @property
+    def total(self) -> int:
+        return self.context + self.allocated
+
+    @property
+    def allocated(self) -> int:
+        """What torch allocates, or may."""
+        return self.weights + self.tables + self.activations + self.graphs + self.reserve
+
+
+def weight_bytes(spec: ModelSpec, element_bytes: int, max_model_len: int) -> int:
+    """Return what the model of *spec* takes, from its shapes: tensors and rotary tables."""
+    values = sum(math.prod(shape) for shape in expected_tensors(spec).values())
+    num_tables = 1 if spec.rope_sliding is None else 2
+    return values * element_bytes + num_tables * max_model_len * spec.head_dim // 2 * 8
+
+
+def activation_bytes(spec: ModelSpec, element_bytes: int, tokens: int, samples: int) -> int:
+    """Return what a step of *tokens* tokens with *samples* samples takes (module docstring)."""
+    heads, inner = spec.num_heads * spec.head_dim, 3 * spec.intermediate_size
+    qkv = heads + 2 * spec.num_kv_heads * spec.head_dim
+    residual = 2 * spec.hidden_size * max(4 - element_bytes, 0)  # where it is float32
+    of_token = element_bytes * (6 * spec.hidden_size + qkv + heads + inner) + residual
+    logits = samples * spec.vocab_size * (element_bytes + 12)
+    return tokens * (of_token + STEP_TOKEN_BYTES) + logits
+
+
+def table_bytes(resolved: Resolved, capacities: Capacities) -> int:
+    """Return what slot tables and the sampler's tables and scratch take."""
+    slots = capacities.slots
+    width = -(-(resolved.max_model_len + 1) // resolved.config.cache.block_size_tokens)
+    tokens = slots * (resolved.max_model_len + 1) * 4
+    blocks = len(resolved.kv_groups) * slots * width * 4
+    return tokens + blocks + sampler_bytes(resolved.spec.vocab_size, slots, capacities.samples)
+
+
+def sampler_bytes(vocab_size: int, slots: int, samples: int) -> int:
+    """Return the most that a sampler keeps: counts, masks and scratch, once a request asks."""
+    counts = slots * vocab_size * 4
+    masks = slots * (-(-vocab_size // 32)) * 4
+    chunks = -(-vocab_size // SCRATCH_CHUNK)
+    return counts + masks + samples * chunks * SCRATCH_CHUNK_BYTES + SAMPLER_COLUMN_BYTES * slots
+
+
+def attention_bytes(
+    resolved: Resolved, element_bytes: int, capacities: Capacities, card: Card
+) -> int:
+    """Return what attention keeps beside its result."""
+    spec, options = resolved.spec, resolved.config.compute
+    group = -(-spec.num_heads // spec.num_kv_heads)
+    pieces = 2 * DECODE_PROGRAMS * card.processors * group
+    needed = pieces * (spec.head_dim + 1) * 4
+    is_old = options.attention_backend == "auto" and card.capability < MATRIX_UNITS
+    if is_old or options.attention_backend == "sdpa":
+        needed += resolved.max_model_len * gathered_bytes(spec, element_bytes)
+    return needed
+
+
+def gathered_bytes(spec: ModelSpec, element_bytes: int) -> int:
+    """Return what sdpa attention takes for each token of a row's context."""
+    heads = 2 * spec.num_heads * spec.head_dim  # keys and values of all query heads
+    kv_heads = 2 * spec.num_kv_heads * spec.head_dim
+    needed = element_bytes * (heads + 2 * kv_heads) + SDPA_QUERIES * (16 + element_bytes)
+    if spec.attention_softcap:  # products of its own, in float32
+        needed += 4 * (heads + 2 * spec.num_heads * SDPA_QUERIES)
+    return needed
+
+
+def graph_bytes(spec: ModelSpec, element_bytes: int, capacities: Capacities) -> int:
+    """Return what captured graphs take: one pool for all of them, and each one's nodes."""
+    if not capacities.num_graphs:
+        return 0
+    tokens = capacities.graph_tokens
+    pool = activation_bytes(spec, element_bytes, tokens, min(capacities.samples, tokens))
+    nodes = spec.num_layers * NODES_A_LAYER + NODES_BESIDE
+    return pool + capacities.num_graphs * nodes * GRAPH_NODE_BYTES
+
+
+def costs(
+    resolved: Resolved,
+    card: Card,
+    capacities: Capacities,
+    *,
+    element_bytes: int,
+    weights: int | None = None,
+) -> Costs:
+    """Return what all but the KV cache takes; *weights* is what the loaded model was seen to take.
+
+    Without *weights* they are counted from the spec: to know before they are read that they fit.
+    """
+    spec = resolved.spec
+    if weights is None:
+        weights = weight_bytes(spec, element_bytes, resolved.max_model_len)
+    step = activation_bytes(spec, element_bytes, capacities.tokens, capacities.samples)
+    attention = attention_bytes(resolved, element_bytes, capacities, card)
+    return Costs(
+        context=card.context_bytes,
+        weights=weights,
+        tables=table_bytes(resolved, capacities),
+        activations=max(step, PROMPT_LOGITS_BYTES) + attention,
+        graphs=graph_bytes(spec, element_bytes, capacities),
+        reserve=min(512 * MIB, card.total_bytes // 32),
+    )

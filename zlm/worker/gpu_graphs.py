@@ -1,0 +1,80 @@
+"""CUDA graphs of steps: captured once a shape, replayed with one launch.
+
+``StepGraphs.run`` does a step of a given shape and form by replaying its graph. A shape that comes
+for the first time runs without one; the second time it is captured, so that nothing is captured for
+what happens once. All graphs share one memory pool, since only one runs at a time: capture the
+largest first, and the others find their memory in its pool. Owns graphs, knows nothing of models.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from zlm.worker.gpu_steps import StepShape
+
+log = logging.getLogger("zlm.worker")
+
+MAX_GRAPHS = 256  # of any shape and form; steps beyond run without
+Key = tuple[StepShape, str]
+
+
+class StepGraphs:
+    """Owns the graphs of *body*, which launches a step of a shape in a form and syncs nothing."""
+
+    def __init__(self, body: Callable[[StepShape, str], object], *, eager: bool) -> None:
+        """*eager*: never capture."""
+        self._body = body
+        self._eager = eager
+        self._graphs: dict[Key, torch.cuda.CUDAGraph] = {}
+        self._seen: set[Key] = set()
+        self._pool = None if eager else torch.cuda.graph_pool_handle()
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Run steps without graphs, and remember no shape, while in this context."""
+        eager, self._eager = self._eager, True
+        try:
+            yield
+        finally:
+            self._eager = eager
+
+    def run(self, shape: StepShape, form: str) -> None:
+        """Launch the step on the current stream."""
+        key = (shape, form)
+        graph = self._graphs.get(key)
+        if graph is None and not self._wanted(key):
+            self._body(shape, form)
+            return
+        if graph is None:
+            graph = self.capture(shape, form)
+        graph.replay()
+
+    def takes(self, shape: StepShape, form: str) -> bool:
+        """Tell whether a graph of it may be made, and there is none."""
+        has_room = not self._eager and len(self._graphs) < MAX_GRAPHS
+        return has_room and (shape, form) not in self._graphs
+
+    def _wanted(self, key: Key) -> bool:
+        if not self.takes(*key):
+            return False
+        if key in self._seen:
+            return True
+        self._seen.add(key)
+        return False
+
+    def capture(self, shape: StepShape, form: str) -> torch.cuda.CUDAGraph:
+        """Capture a step. Its kernels must have been compiled: run it once before."""
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            self._body(shape, form)
+        finally:
+            graph.capture_end()
+        self._graphs[shape, form] = graph
+        log.debug("captured %s, %s", shape, form)
+        return graph

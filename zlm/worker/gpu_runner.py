@@ -1,0 +1,278 @@
+"""Steps on a GPU: launched without waiting, collected when they have ended.
+
+``GpuRunner`` applies the messages of the engine core strictly in order and never waits for the
+device but for prompt log-probabilities. Everything is on one stream, so the order of launches is
+the order of effects:
+
+    joins, table entries, block copies → the step's array → graph → copy of the samples to the host
+
+Steps are launched ahead of those that still run. A *steady* step, of the same decodes as the step
+before it, needs no array: the graph has left the one before ready for it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zlm.messages import Execute, LogprobColumns, StepResult
+from zlm.models.registry import Model
+from zlm.ops.backend import Ops
+from zlm.worker import gpu_steps, step_inputs
+from zlm.worker.gpu_copy import Downloads, download
+from zlm.worker.gpu_graphs import StepGraphs
+from zlm.worker.gpu_program import HostLengths, StepProgram
+from zlm.worker.gpu_sampler import GpuSampler
+from zlm.worker.gpu_sampler_report import Report
+from zlm.worker.gpu_steps import StepShape, StepSizes
+from zlm.worker.gpu_tables import GpuTables
+from zlm.worker.prompt_logprobs import PromptLogprobs
+from zlm.worker.step_inputs import StepRows
+
+
+@dataclass(slots=True)
+class _Running:
+    """A step that was launched."""
+
+    step: int
+    launched: float
+    chosen: np.ndarray | None = None  # which samples the step asked for, in message order
+    count: int = 0  # samples, padding included
+    samples: Tensor | None = None  # host uint8: int32 tokens, then statuses
+    report: Report | None = None
+    reported: list[Tensor] = field(default_factory=list)
+    prompt: LogprobColumns | None = None
+    ended: torch.cuda.Event | None = None
+
+
+@dataclass(slots=True)
+class _Steady:
+    """The step that the array on the device is ready for."""
+
+    slots: bytes
+    starts: bytes
+    sample: bytes
+    shape: StepShape
+    form: str
+    chosen: np.ndarray
+
+    def fits(self, message: Execute) -> bool:
+        """Tell whether *message* is that step, with no sequence joining."""
+        same = message.starts == self.starts and message.slots == self.slots
+        return same and message.sample == self.sample and not message.joins
+
+    def advance(self) -> None:
+        self.starts = (np.frombuffer(self.starts, np.int32) + np.int32(1)).tobytes()
+
+
+class GpuRunner:
+    """Owns everything on the device; ``caches`` holds one tensor a layer."""
+
+    def __init__(
+        self,
+        model: Model,
+        ops: Ops,
+        caches: list[Tensor],
+        tables: GpuTables,
+        sampler: GpuSampler,
+        *,
+        group_layers: Sequence[Sequence[int]],
+        windows: Sequence[int],
+        vocab_size: int,
+        sizes: StepSizes,
+        max_num_batched_tokens: int,
+        eager: bool = False,
+    ) -> None:
+        self._ops = ops
+        self._caches = caches
+        self._tables = tables
+        self._sampler = sampler
+        self._group_layers = [list(layers) for layers in group_layers]
+        self._sizes = sizes
+        device = tables.tokens.device
+        self._on_gpu = device.type == "cuda"
+        self._program = StepProgram(
+            model,
+            caches,
+            tables,
+            sampler,
+            list(windows),
+            vocab_size=vocab_size,
+            sizes=sizes,
+            max_num_batched_tokens=max_num_batched_tokens,
+            pdl=ops.pdl,
+        )
+        self.graphs = StepGraphs(self._program.launch, eager=eager or not self._on_gpu)
+        self._prompt = PromptLogprobs(model, vocab_size, device)
+        self._downloads = Downloads(5 * sizes.max_samples, device)
+        self._steady: _Steady | None = None
+        self._running: deque[_Running] = deque()
+        self.spare_shapes: deque[StepShape] = deque()  # to be captured when there is time
+        self._last_end = 0.0
+
+    # ------------------------------------------------------------------------------ steps
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step was launched that has not been collected."""
+        return bool(self._running)
+
+    @torch.inference_mode()
+    def launch(self, message: Execute) -> None:
+        """Apply the changes in *message* and launch its rows."""
+        running = _Running(message.step, time.perf_counter())
+        self._tables.apply(message)
+        if message.joins:
+            self._sampler.join(message.joins)
+        if message.copies:
+            self.copy_blocks(message.copies)
+        steady = self._steady
+        if steady is not None and steady.fits(message):
+            self._launch_steady(steady, running)
+        elif message.slots:
+            self._launch_rows(message, running)
+        if self._on_gpu:
+            running.ended = torch.cuda.Event()
+            running.ended.record()
+        self._running.append(running)
+
+    def done(self) -> bool:
+        """Tell whether the oldest step in flight has ended."""
+        ended = self._running[0].ended
+        return ended is None or ended.query()
+
+    def collect(self) -> StepResult:
+        """Return the result of the oldest step in flight; waits for it."""
+        running = self._running.popleft()
+        if running.ended is not None:
+            running.ended.synchronize()
+        token_ids, status, reported = b"", b"", None
+        if running.samples is not None:
+            token_ids, status = _read_samples(running)
+            self._downloads.give_back(running.samples)
+        if running.report is not None:
+            reported = running.report.columns(running.reported, running.chosen)
+        now = time.perf_counter()
+        began, self._last_end = max(running.launched, self._last_end), now
+        return StepResult(
+            step=running.step,
+            token_ids=token_ids,
+            status=status,
+            logprobs=reported,
+            prompt_logprobs=running.prompt,
+            seconds=now - began,
+        )
+
+    def execute(self, message: Execute) -> StepResult:
+        """Launch one step and wait for it; none may be in flight."""
+        assert not self._running
+        self.launch(message)
+        return self.collect()
+
+    @torch.inference_mode()
+    def use_idle_time(self) -> bool:
+        """Capture one of the shapes in ``spare_shapes``; return whether some are left.
+
+        A step of padding alone is run first, as always before a capture.
+        """
+        assert not self._running
+        while self.spare_shapes:
+            shape = self.spare_shapes.popleft()
+            if self.graphs.takes(shape, "draw"):
+                self._steady = None
+                self._program.load(gpu_steps.blank(shape, self._tables.dummy_slot))
+                self._program.launch(shape, "draw")
+                self.graphs.capture(shape, "draw")
+                break
+        return bool(self.spare_shapes)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copy KV blocks, each (group, from, to), in all layers of their groups."""
+        for group, layers in enumerate(self._group_layers):
+            sources = [source for g, source, _ in copies if g == group]
+            targets = [target for g, _, target in copies if g == group]
+            self._ops.copy_blocks([self._caches[layer] for layer in layers], sources, targets)
+
+    # ------------------------------------------------------------------------------ launching
+
+    def _launch_steady(self, steady: _Steady, running: _Running) -> None:
+        self.graphs.run(steady.shape, steady.form)
+        steady.advance()
+        if steady.form != "silent":
+            self._download(running, steady.shape.samples, steady.chosen)
+
+    def _download(self, running: _Running, count: int, chosen: np.ndarray) -> None:
+        running.count, running.chosen = count, chosen
+        running.samples = self._downloads.begin(self._program.samples(count))
+
+    def _launch_rows(self, message: Execute, running: _Running) -> None:
+        rows = step_inputs.read(message)
+        shape = self._sizes.shape(rows)
+        array, chosen = gpu_steps.fill(rows, shape, self._tables.dummy_slot)
+        self._program.load(array)
+        sampled = rows.sampled_slots
+        sampling = self._sampler.variant(sampled) if len(sampled) else "silent"
+        form = sampling or "logits"
+        hidden, self._steady = None, None
+        wants_prompt = self._prompt.wanted(rows, self._sampler)
+        if wants_prompt or self._ops.needs_lengths:
+            hidden = self._program.launch(shape, form, _host_lengths(rows, shape))
+        else:
+            self.graphs.run(shape, form)
+            if sampling is not None and not shape.prefill_rows:
+                sample, starts = message.sample, message.starts
+                self._steady = _Steady(message.slots, starts, sample, shape, form, chosen)
+                self._steady.advance()
+        if sampling is None:
+            self._sample_fully(rows, shape, chosen, running)
+        if form != "silent":
+            self._download(running, shape.samples, chosen)
+        if wants_prompt and hidden is not None:
+            places = gpu_steps.padded_index(rows, shape, np.arange(rows.num_tokens))
+            running.prompt = self._prompt.columns(
+                rows, places, hidden, self._tables.tokens, self._sampler
+            )
+
+    def _sample_fully(
+        self, rows: StepRows, shape: StepShape, chosen: np.ndarray, running: _Running
+    ) -> None:
+        inputs = self._program.inputs(shape)
+        tokens, status = self._program.outputs(shape.samples)
+        slots = np.full(shape.samples, self._tables.dummy_slot)
+        slots[chosen] = rows.sampled_slots
+        report = self._sampler.full(
+            self._program.logits(shape.samples),
+            inputs.sample_slots,
+            inputs.sample_lengths,
+            slots,
+            tokens_out=tokens,
+            status_out=status,
+        )
+        if report is not None:
+            running.report = report
+            running.reported = [download(tensor) for tensor in report.tensors]
+
+
+def _read_samples(running: _Running) -> tuple[bytes, bytes]:
+    """Return token ids and statuses of the samples asked for; no statuses when all are fine."""
+    assert running.samples is not None and running.chosen is not None
+    array, count = running.samples.numpy(), running.count
+    token_ids = array[: 4 * count].view(np.int32)[running.chosen].tobytes()
+    status = array[4 * count : 5 * count][running.chosen]
+    return token_ids, status.tobytes() if status.any() else b""
+
+
+def _host_lengths(rows: StepRows, shape: StepShape) -> HostLengths:
+    """Return tokens and context of each row of the padded step."""
+    counts = np.zeros(shape.num_rows, np.int64)
+    lengths = np.zeros(shape.num_rows, np.int64)
+    counts[: shape.decodes] = lengths[: shape.decodes] = 1
+    places = np.arange(len(rows.slots))
+    places[rows.num_decodes :] += shape.decodes - rows.num_decodes
+    counts[places] = rows.counts
+    lengths[places] = rows.starts + rows.counts
+    return counts.tolist(), lengths.tolist()

@@ -1,0 +1,269 @@
+"""Everything between Launch and the first step on a GPU: memory plan, weights, kernels, graphs.
+
+The plan is made from shapes before a weight is read, so that a model that cannot fit fails at once;
+it is made again with what the weights were seen to take, and verified by a step as large as steps
+get. When ``start`` returns every kernel is compiled and every decode bucket is captured.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from zlm.config import Resolved
+from zlm.messages import Execute, Join, SamplingSpec, WorkerReady
+from zlm.models import registry
+from zlm.models.tensors import expected_tensors
+from zlm.ops.backend import Ops
+from zlm.ops.select import select
+from zlm.worker import (
+    gpu_costs,
+    gpu_graphs,
+    gpu_measure,
+    gpu_memory,
+    gpu_sampler_warm,
+    kernel_cache,
+    startup,
+)
+from zlm.worker.gpu_costs import Capacities
+from zlm.worker.gpu_runner import GpuRunner
+from zlm.worker.gpu_sampler import GpuSampler
+from zlm.worker.gpu_steps import StepShape, StepSizes
+from zlm.worker.gpu_tables import GpuTables
+from zlm.worker.kernel_farm import Farm, compile_all
+from zlm.worker.kernel_variants import Recorder
+from zlm.worker.memory_plan import GroupFacts
+
+log = logging.getLogger("zlm.worker")
+
+WARM_LOGITS = 16  # rows that every way of sampling is tried on
+LAUNCH_BOUND = 2 * 10**12  # tokens times parameters that take about as long as 300 launches
+WARM_PREFILLS = (1024, 512, 256, 128, 64)  # tokens of lone prompts whose graphs are made at start
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A runner and what it was put together from."""
+
+    runner: GpuRunner
+    sampler: GpuSampler
+    tables: GpuTables
+    sizes: StepSizes
+
+
+def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> startup.Started:
+    """Load the model of *resolved* onto the GPU and make it ready; *say* is told of each phase.
+
+    Raises ConfigError or ModelError, naming the flag or the tensor.
+    """
+    config, spec = resolved.config, resolved.spec
+    hashing = kernel_cache.hash_compiler()
+    farm = Farm() if kernel_cache.is_cold(kernel_cache.prepare()) else None
+    say("starting CUDA")
+    device = gpu_measure.open_device()
+    torch.cuda.set_stream(torch.cuda.Stream(device))  # graphs cannot be captured on the default one
+    card = gpu_measure.card(device)
+    capability = torch.cuda.get_device_capability(device)
+    dtype = gpu_measure.compute_dtype(
+        config.model.dtype, config.cache.kv_cache_dtype, spec, capability
+    )
+    sizes = StepSizes(resolved.max_num_seqs)
+    ops = select(
+        device,
+        dtype,
+        attention=config.compute.attention_backend,
+        deterministic=config.compute.deterministic,
+    )
+    groups = group_facts(resolved, ops)
+    limits = capacities(resolved, sizes)
+    bytes_each = dtype.itemsize
+    expected = gpu_costs.costs(resolved, card, limits, element_bytes=bytes_each)
+    gpu_memory.plan(resolved, card, expected, groups)
+    say("loading weights")
+    model = startup.load_model(resolved, ops)
+    torch.cuda.synchronize()
+    taken = torch.cuda.memory_allocated(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    needed = gpu_costs.costs(resolved, card, limits, element_bytes=bytes_each, weights=taken)
+    plan = gpu_memory.plan(resolved, card, needed, groups)
+    for line in plan.table():
+        log.info("%s", line)
+    say("allocating the KV cache")
+    assembled = assemble(resolved, model, ops, plan.blocks.totals, device, sizes)
+    say("compiling kernels")
+    hashing.join()
+    _compile(assembled, resolved, plan.blocks.num_blocks, farm)
+    say("warming up")
+    warm_up(assembled, resolved, plan.blocks.num_blocks)
+    assembled.runner.spare_shapes.extend(_spare_shapes(resolved, sizes))
+    for line in gpu_memory.verify(plan, gpu_measure.measured(device)):
+        log.info("%s", line)
+    name = str(dtype).removeprefix("torch.")
+    ready = WorkerReady(rank, plan.blocks.totals, resolved.device, name)
+    return startup.Started(assembled.runner, ready)
+
+
+def _compile(
+    assembled: Assembled, resolved: Resolved, num_blocks: Sequence[int], farm: Farm | None
+) -> None:
+    """Find the kernels that the warm-up will launch, and compile those not in the cache."""
+    with Recorder() as recorder, assembled.runner.graphs.paused():
+        warm_up(assembled, resolved, num_blocks, times=1)
+    log.info(
+        "kernels: %d in the cache, %d to be compiled", recorder.num_cached, len(recorder.variants)
+    )
+    if recorder.variants:
+        compile_all(recorder.variants, farm)
+    if farm is not None:
+        farm.close()
+
+
+def _spare_shapes(resolved: Resolved, sizes: StepSizes) -> list[StepShape]:
+    """Return common shapes that the host takes longer to launch than the card to compute."""
+    tensors = expected_tensors(resolved.spec).values()
+    longest = LAUNCH_BOUND // sum(math.prod(shape) for shape in tensors)
+    common = sizes.common(resolved.max_num_batched_tokens)
+    return [shape for shape in common if shape.num_tokens <= longest]
+
+
+def group_facts(resolved: Resolved, ops: Ops) -> list[GroupFacts]:
+    """Return what the memory plan must know of each KV group."""
+    size = resolved.config.cache.block_size_tokens
+    return [
+        GroupFacts(
+            window_tokens=group.window_tokens,
+            block_bytes=len(group.layers)
+            * ops.block_bytes(size, group.num_kv_heads, group.head_dim, ops.dtype),
+        )
+        for group in resolved.kv_groups
+    ]
+
+
+def capacities(resolved: Resolved, sizes: StepSizes) -> Capacities:
+    """Return what no step exceeds, for the memory plan."""
+    largest = sizes.largest(resolved.max_num_batched_tokens)
+    eager = resolved.config.compute.enforce_eager
+    return Capacities(
+        tokens=largest.num_tokens,
+        samples=sizes.max_samples,
+        slots=resolved.max_num_seqs + 1,
+        graph_tokens=0 if eager else largest.num_tokens,
+        num_graphs=0 if eager else gpu_graphs.MAX_GRAPHS,
+    )
+
+
+def assemble(
+    resolved: Resolved,
+    model: registry.Model,
+    ops: Ops,
+    totals: Sequence[int],
+    device: torch.device,
+    sizes: StepSizes,
+) -> Assembled:
+    """Allocate the caches, tables and the sampler, and put the runner over them."""
+    groups, size = resolved.kv_groups, resolved.config.cache.block_size_tokens
+    caches: dict[int, torch.Tensor] = {}
+    for group, total in zip(groups, totals, strict=True):
+        for layer in group.layers:
+            caches[layer] = ops.allocate_cache(
+                total, size, group.num_kv_heads, group.head_dim, ops.dtype
+            )
+    vocab_size = resolved.spec.vocab_size
+    tables = GpuTables(
+        num_slots=resolved.max_num_seqs,
+        max_model_len=resolved.max_model_len,
+        vocab_size=vocab_size,
+        num_groups=len(groups),
+        block_size=size,
+        device=device,
+    )
+    sampler = GpuSampler(
+        resolved.max_num_seqs, vocab_size, sizes.max_samples, tables.tokens, device, pdl=ops.pdl
+    )
+    runner = GpuRunner(
+        model,
+        ops,
+        [caches[layer] for layer in sorted(caches)],
+        tables,
+        sampler,
+        group_layers=[group.layers for group in groups],
+        windows=[group.window_tokens for group in groups],
+        vocab_size=vocab_size,
+        sizes=sizes,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        eager=resolved.config.compute.enforce_eager,
+    )
+    return Assembled(runner, sampler, tables, sizes)
+
+
+def warm_up(
+    assembled: Assembled, resolved: Resolved, num_blocks: Sequence[int], *, times: int = 2
+) -> None:
+    """Run a step as large as steps get, all ways of sampling, and the commonest shapes.
+
+    The second of *times* runs of a shape captures it. What this leaves in caches and tables is
+    undone.
+    """
+    runner, sampler, tables = assembled.runner, assembled.sampler, assembled.tables
+    began = time.perf_counter()
+    blocks = _Blocks(resolved, num_blocks)
+    budget = resolved.max_num_batched_tokens
+    runner.execute(blocks.prefill(budget, min(resolved.max_num_seqs, budget // 2)))
+    maximal = time.perf_counter()
+    device = tables.tokens.device
+    logits = torch.zeros(WARM_LOGITS, resolved.spec.vocab_size, device=device)
+    gpu_sampler_warm.warm(sampler, logits)
+    sampled = time.perf_counter()
+    prompts = [n for n in WARM_PREFILLS if n <= min(budget, resolved.max_model_len - 1)]
+    steps = [blocks.prefill(tokens, 1) for tokens in prompts]
+    steps += [blocks.decodes(rows) for rows in reversed(assembled.sizes.decode_buckets)]
+    for step in steps:
+        for _ in range(times):
+            runner.execute(step)
+    # The null block still is all zeros: copied over the blocks used, it clears them.
+    runner.copy_blocks([(group, 0, block) for group, block in sorted(blocks.used)])
+    tables.reset()
+    log.info(
+        "warm-up: maximal step %.2f s, sampling %.2f s, %d graphs %.2f s",
+        maximal - began,
+        sampled - maximal,
+        len(runner.graphs),
+        time.perf_counter() - sampled,
+    )
+
+
+class _Blocks:
+    """Makes steps for the warm-up; sequences share blocks where there are too few."""
+
+    def __init__(self, resolved: Resolved, num_blocks: Sequence[int]) -> None:
+        self._resolved = resolved
+        self._usable = min(num_blocks)
+        self._size = resolved.config.cache.block_size_tokens
+        self.used: set[tuple[int, int]] = set()  # (group, block)
+
+    def prefill(self, tokens: int, rows: int) -> Execute:
+        """Return a step of *rows* prompts of *tokens* tokens in all, as far as they may be long."""
+        each = max(1, min(tokens // max(rows, 1), self._resolved.max_model_len - 1))
+        return self._step([(slot, 0, each, 1) for slot in range(max(rows, 1))])
+
+    def decodes(self, rows: int) -> Execute:
+        """Return a step of *rows* decodes."""
+        return self._step([(slot, 0, 1, 1) for slot in range(rows)])
+
+    def _step(self, rows: list[tuple[int, int, int, int]]) -> Execute:
+        joins, table = [], []
+        for slot, _, count, _ in rows:
+            ids = np.zeros(count, np.int32).tobytes()
+            joins.append(Join(slot, ids, count, SamplingSpec(seed=0, temperature=0.0)))
+            needed = -(-count // self._size)
+            for index in range(needed):
+                block = 1 + (slot * needed + index) % self._usable
+                for group in range(len(self._resolved.kv_groups)):
+                    table.append((group, slot, index, block))
+                    self.used.add((group, block))
+        return startup.step_message(rows, joins, table)

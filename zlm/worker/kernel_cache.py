@@ -1,0 +1,99 @@
+"""Where compiled kernels are kept from one start to the next.
+
+Triton keys what it compiles by content (source, types, options, card, its own version), so a cache
+is never wrong, only incomplete. This module chooses the folder, before Triton is imported: the
+user's own TRITON_CACHE_DIR, systemd's CacheDirectory, or the XDG cache. What lies there is loaded
+and run: the folder must be this user's, and nobody else's to write. Imports neither torch nor
+Triton.
+"""
+
+import logging
+import os
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+
+log = logging.getLogger("zlm.worker")
+
+FOLDER_VARIABLE = "TRITON_CACHE_DIR"
+BINARY_ONLY_VARIABLE = "TRITON_STORE_BINARY_ONLY"  # the steps between source and binary: not kept
+
+
+def prepare(environment: MutableMapping[str, str] = os.environ) -> Path:
+    """Have Triton keep compiled kernels in the folder that is returned; before it is imported.
+
+    Where no folder can be had, kernels are compiled at each start, and a warning says so.
+    """
+    environment.setdefault(BINARY_ONLY_VARIABLE, "1")
+    if given := environment.get(FOLDER_VARIABLE):
+        return Path(given)
+    reasons = []
+    for parent in candidates(environment):
+        try:
+            folder = own_folder(parent / "kernels")
+        except OSError as error:
+            reasons.append(f"{parent}: {error.strerror or error}")
+            continue
+        break
+    else:
+        folder = Path(tempfile.mkdtemp(prefix="zlm-kernels-"))
+        log.warning(
+            "compiled kernels cannot be kept (%s): every start compiles them. Set %s to a folder "
+            "that can be written to",
+            "; ".join(reasons),
+            FOLDER_VARIABLE,
+        )
+    environment[FOLDER_VARIABLE] = str(folder)
+    return folder
+
+
+def candidates(environment: MutableMapping[str, str]) -> Iterator[Path]:
+    """Yield the folders under which the cache may lie, best first."""
+    systemd = environment.get("CACHE_DIRECTORY", "").partition(":")[0]
+    if systemd:
+        yield Path(systemd)
+    xdg = environment.get("XDG_CACHE_HOME", "")
+    if xdg.startswith("/"):  # a relative path is to be ignored, its specification says
+        yield Path(xdg) / "zlm"
+    home = environment.get("HOME", "")
+    if home.startswith("/"):
+        yield Path(home) / ".cache" / "zlm"
+
+
+def own_folder(path: Path) -> Path:
+    """Make *path* (0700) or see that it is a folder of this user's alone; OSError if it is not."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = path.stat()
+    if facts.st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to another user")
+    if stat.S_IMODE(facts.st_mode) & 0o077:
+        path.chmod(0o700)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be written to")
+    return path
+
+
+def is_cold(folder: Path) -> bool:
+    """Whether *folder* holds no compiled kernel, as on a fresh machine."""
+    try:
+        return not any(folder.glob("*/*.cubin"))
+    except OSError:
+        return True
+
+
+def hash_compiler() -> threading.Thread:
+    """Have Triton hash itself, half a gigabyte, in a thread: the key of every kernel begins so.
+
+    Join the thread before the first launch, else the work is done twice.
+    """
+
+    def work() -> None:
+        from triton.runtime.cache import triton_key
+
+        triton_key()
+
+    thread = threading.Thread(target=work, name="zlm-triton-key", daemon=True)
+    thread.start()
+    return thread

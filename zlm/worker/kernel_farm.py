@@ -1,0 +1,165 @@
+"""Kernels compiled side by side, in processes without a GPU: ``python -m zlm.worker.kernel_farm``.
+
+A kernel takes a second, one start on a fresh machine needs dozens, and most of a compilation holds
+Python's lock: so they are compiled by processes, into the cache that all share, where the worker
+then finds them. A process reads variants from its standard input, a JSON line each, answers each
+with a line, and ends with its input: with the worker, whatever ends that.
+
+What cannot be compiled so is only told: the worker compiles it when it launches it, and if that
+fails its error is the true one.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict
+from types import TracebackType
+from typing import TextIO
+
+from zlm.worker.kernel_variants import (
+    Target,
+    Variant,
+    compile_variant,
+    current_target,
+    settle_keys,
+    use_target,
+)
+
+log = logging.getLogger("zlm.worker")
+
+MOST_PROCESSES = 12  # each takes half a gigabyte
+WORTH_IT = 4  # fewer variants are compiled sooner than a process has started
+CLOSE_SECONDS = 10.0  # how long a process may take to end, idle as it is
+
+
+class Farm:
+    """Owns the compiling processes. They start when it is made, and end with it."""
+
+    def __init__(self, num_processes: int | None = None) -> None:
+        """Start *num_processes*; None: one a CPU that this process may use, ``MOST_PROCESSES``."""
+        if num_processes is None:
+            num_processes = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-P", "-m", "zlm.worker.kernel_farm"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                text=True,
+            )
+            for _ in range(num_processes)
+        ]
+
+    def compile(self, variants: Sequence[Variant], target: Target) -> dict[Variant, str]:
+        """Compile *variants* for *target* into the cache; return those that failed, and why."""
+        waiting = deque(variants)
+        failures: dict[Variant, str] = {}
+
+        def feed(process: "subprocess.Popen[str]") -> None:
+            while True:
+                try:
+                    variant = waiting.popleft()
+                except IndexError:
+                    return
+                error = _ask(process, variant, target)
+                if error:
+                    failures[variant] = error
+
+        threads = [threading.Thread(target=feed, args=(each,)) for each in self._processes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return failures
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):  # it has died: there is nobody to tell
+                process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(CLOSE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def __enter__(self) -> "Farm":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def compile_all(variants: Sequence[Variant], farm: Farm | None = None) -> None:
+    """Compile *variants* into the cache, for the GPU of this process, in *farm* or a new one."""
+    if farm is None and len(variants) < WORTH_IT:
+        return
+    began = time.perf_counter()
+    with farm or Farm() as processes:
+        failures = processes.compile(variants, current_target())
+    for variant, error in failures.items():
+        log.warning("%s was not compiled ahead: %s", variant.name, error)
+    seconds = time.perf_counter() - began
+    log.info("compiled %d kernels in %.1f s", len(variants) - len(failures), seconds)
+
+
+def _ask(process: "subprocess.Popen[str]", variant: Variant, target: Target) -> str:
+    """Have *process* compile *variant*; return what went wrong, or an empty string."""
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(json.dumps({"target": target, **asdict(variant)}) + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+    except OSError as error:
+        return f"the compiling process has died ({error})"
+    return str(json.loads(answer)) if answer else "the compiling process has died"
+
+
+def serve(requests: TextIO, answers: TextIO) -> None:
+    """Compile what comes in lines of *requests*; answer each with "" or an error, as JSON."""
+    known: Target | None = None
+    for line in requests:
+        request = json.loads(line)
+        target: Target = tuple(request.pop("target"))
+        error = ""
+        try:
+            if target != known:
+                use_target(target)
+                known = target
+            compile_variant(Variant(**request))
+        except Exception as failure:  # whatever it is, the worker will meet it itself
+            error = f"{type(failure).__name__}: {failure}"
+        answers.write(json.dumps(error) + "\n")
+        answers.flush()
+
+
+def main() -> None:
+    """Serve standard input; what compilers print goes to the log."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import triton.runtime.cache
+
+    triton.runtime.cache.triton_key()  # while the worker still loads
+    settle_keys()
+    serve(sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()
