@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from zlm.worker import kernel_cache
-from zlm.worker.kernel_cache import BINARY_ONLY_VARIABLE, FOLDER_VARIABLE, is_cold, own_folder
+from zlm.worker.kernel_cache import (
+    BINARY_ONLY_VARIABLE,
+    FOLDER_VARIABLE,
+    WarmMarks,
+    is_cold,
+    own_folder,
+)
 
 
 def prepared(**environment: str) -> tuple[Path, dict[str, str]]:
@@ -131,3 +137,12 @@ def test_a_second_start_finds_all_that_the_first_compiled(tmp_path: Path) -> Non
     ]
     assert outputs == ["3 0\nlaunched\n", "0 3\nlaunched\n"]
     assert len(list(tmp_path.glob("*/*.cubin"))) == 3
+
+
+def test_a_start_like_one_before_is_marked(tmp_path: Path) -> None:
+    marks = WarmMarks(tmp_path, b"llama, H200")
+    assert not marks.is_set()
+    marks.set()
+    assert WarmMarks(tmp_path, b"llama, H200").is_set()
+    assert not WarmMarks(tmp_path, b"llama, H100").is_set()
+    WarmMarks(tmp_path / "gone", b"").set()  # tells, and goes on

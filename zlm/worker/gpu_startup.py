@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
+import triton
 
-from zlm.config import Resolved
+from zlm.config import Resolved, ServerOptions
 from zlm.messages import Execute, Join, SamplingSpec, WorkerReady
 from zlm.models import registry
 from zlm.models.tensors import expected_tensors
@@ -61,8 +63,8 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> startup.
     Raises ConfigError or ModelError, naming the flag or the tensor.
     """
     config, spec = resolved.config, resolved.spec
-    hashing = kernel_cache.hash_compiler()
-    farm = Farm() if kernel_cache.is_cold(kernel_cache.prepare()) else None
+    hashing, kernels = kernel_cache.hash_kernels(), kernel_cache.prepare()
+    farm = Farm() if kernel_cache.is_cold(kernels) else None
     say("starting CUDA")
     device = gpu_measure.open_device()
     torch.cuda.set_stream(torch.cuda.Stream(device))  # graphs cannot be captured on the default one
@@ -97,15 +99,26 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> startup.
     assembled = assemble(resolved, model, ops, plan.blocks.totals, device, sizes)
     say("compiling kernels")
     hashing.join()
-    _compile(assembled, resolved, plan.blocks.num_blocks, farm)
+    marks = kernel_cache.WarmMarks(kernels, _kernel_facts(resolved, card.name, dtype))
+    if farm is not None or not marks.is_set():
+        _compile(assembled, resolved, plan.blocks.num_blocks, farm)
     say("warming up")
     warm_up(assembled, resolved, plan.blocks.num_blocks)
+    marks.set()
     assembled.runner.spare_shapes.extend(_spare_shapes(resolved, sizes))
     for line in gpu_memory.verify(plan, gpu_measure.measured(device)):
         log.info("%s", line)
     name = str(dtype).removeprefix("torch.")
     ready = WorkerReady(rank, plan.blocks.totals, resolved.device, name)
     return startup.Started(assembled.runner, ready)
+
+
+def _kernel_facts(resolved: Resolved, card: str, dtype: torch.dtype) -> bytes:
+    """Return what kernels are compiled for, beside their code."""
+    config = msgspec.structs.replace(resolved.config, server=ServerOptions())
+    versions = f"{torch.__version__} {triton.__version__} {card} {dtype}"
+    facts = msgspec.structs.replace(resolved, config=config, model_path="", tokenizer_path="")
+    return versions.encode() + msgspec.json.encode(facts)
 
 
 def _compile(

@@ -7,6 +7,8 @@ and run: the folder must be this user's, and nobody else's to write. Imports nei
 Triton.
 """
 
+import hashlib
+import importlib.util
 import logging
 import os
 import stat
@@ -83,17 +85,54 @@ def is_cold(folder: Path) -> bool:
         return True
 
 
-def hash_compiler() -> threading.Thread:
-    """Have Triton hash itself, half a gigabyte, in a thread: the key of every kernel begins so.
+def hash_kernels() -> threading.Thread:
+    """Have Triton hash itself, half a gigabyte, and every kernel, in a thread: keys begin so.
 
-    Join the thread before the first launch, else the work is done twice.
+    Join the thread before the first launch, else the work is done twice, or in another order.
     """
 
     def work() -> None:
         from triton.runtime.cache import triton_key
 
-        triton_key()
+        from zlm.worker.kernel_variants import settle_keys
 
-    thread = threading.Thread(target=work, name="zlm-triton-key", daemon=True)
+        triton_key()
+        settle_keys()
+
+    thread = threading.Thread(target=work, name="zlm-kernel-keys", daemon=True)
     thread.start()
     return thread
+
+
+class WarmMarks:
+    """Remembers in the cache's folder which servers have found all of their kernels there.
+
+    Looking for what is missing costs seconds, so a start like one before it does not look. A mark
+    without its kernels costs no more than compiling them one by one.
+    """
+
+    def __init__(self, folder: Path, facts: bytes) -> None:
+        """*facts*: all that kernels depend on, beside zlm's own code."""
+        digest = hashlib.sha256(facts)
+        package = Path(__file__).parents[1]
+        for module in sorted(package.rglob("*.py")):
+            digest.update(module.read_bytes())
+        for module in _kernel_files():
+            digest.update(module.read_bytes())
+        self._mark = folder / f"warm-{digest.hexdigest()}"
+
+    def is_set(self) -> bool:
+        return self._mark.exists()
+
+    def set(self) -> None:
+        """Remember this start; a folder that cannot be written to is no reason to fail."""
+        try:
+            self._mark.touch()
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._mark, error.strerror)
+
+
+def _kernel_files() -> list[Path]:
+    spec = importlib.util.find_spec("zlm.kernels")
+    folders = spec.submodule_search_locations if spec is not None else None
+    return sorted(file for folder in folders or () for file in Path(folder).glob("*.py"))
