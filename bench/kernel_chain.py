@@ -12,6 +12,7 @@ and prints the median time of a replay in µs. Columns:
     library       cuBLAS for every product, with overlapping launches elsewhere
     together      2 to 4 rows: a program of the vector product does all of them
     own           our kernel for every product (2 to 4 rows: the one with matrix units)
+    tiles         small weights by tiles, after norms of their own
     -qkv ...      own, but for this product, which cuBLAS does: less than own is a reason to do so
 
 ``--trigger first`` lets a kernel's successor start before the kernel's own wait is over. The last
@@ -31,6 +32,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 from zlm.kernels import chain, linear_gemv, linear_small
+from zlm.kernels.linear_epilogue import SMALL_BYTES
 
 from zlm.config import ModelSpec, kv_groups
 from zlm.models import registry
@@ -61,6 +63,7 @@ class Variant:
     vector_rows: int = VECTOR_ROWS
     split_bytes: int = SPLIT_BYTES
     overlap_all: bool = False  # large products too
+    tiles: bool = False  # tiles for all small weights, after norms of their own
 
 
 @dataclass
@@ -116,7 +119,10 @@ class Chain:
                 part.reach = replace(part.reach, overlaps=True)
             if variant.library is not None:
                 own = 0 if named[part] in variant.library else linear_small.MOST_ROWS
-                part.reach = Reach(own, part.reach.overlaps)
+                part.reach = Reach(own, part.reach.overlaps, norms=True)
+            if variant.tiles and part.weight.nbytes <= SMALL_BYTES:
+                rows = range(VECTOR_ROWS + 1, linear_small.MOST_ROWS + 1)
+                part.reach = replace(part.reach, rows=VECTOR_ROWS, tiles=rows)
 
 
 def _parts(thing: Any, seen: set[int]) -> Iterator[Any]:
@@ -147,6 +153,7 @@ def variants(rows: int, *, brief: bool) -> list[Variant]:
     else:
         found = [plain, overlapping, Variant("library", library=library)]
         found.append(Variant("own", library=own))
+        found.append(Variant("tiles", tiles=True))
         found += [Variant(f"-{name}", library=frozenset({name})) for name in PRODUCTS]
     if brief:
         return [variant for variant in found if variant.name in ("pdl", "own")]

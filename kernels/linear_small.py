@@ -104,11 +104,13 @@ def linear(
     up_bias: Tensor | None = None,
     activation: str = "",
     fixed: bool = False,
+    tiled: bool = False,
     pdl: bool = False,
 ) -> None:
     """Write the product of x [M, K] and *weight* [N, K] to *out* [M, N]; M is 1 to MOST_ROWS.
 
     With *fixed* M is any number, and a row of *out* does not depend on it, nor on other rows.
+    *tiled*: by tiles of the matrix units, whatever the sizes.
 
     *weight* and *up* bfloat16, float16 or float32, the same; everything else any of these. Last
     dimensions are contiguous, rows may be strided. *bias*, *up_bias* [N], *norm* [K], *residual*
@@ -128,6 +130,8 @@ def linear(
     device = device_name(x.device)
     if fixed:
         linear_tile.run(product, *FIXED_TILE, pdl=pdl)
+    elif tiled:
+        linear_tile.run(product, *tile_setting(device, rows, N), pdl=pdl)
     elif rows <= VECTOR_ROWS:
         columns, chunk, warps = vector_setting(device, N, K, gated=up is not None)
         linear_gemv.run(product, columns, chunk, warps, pdl=pdl)
