@@ -21,9 +21,11 @@ from functools import partial
 import torch
 from gpu_kernels import COLD_BYTES, DTYPE, SHAPES, Launch, Shape, seconds_a_launch
 from torch import Tensor
-from zlm.kernels import attention_decode as decode
-from zlm.kernels import attention_decode_plan as planning
-from zlm.kernels import attention_prefill as prefill
+from zlm.kernels import (
+    attention_decode as decode,
+    attention_decode_plan as planning,
+    attention_prefill as prefill,
+)
 from zlm.kernels.attention_decode_plan import DecodeConfig
 from zlm.kernels.attention_prefill import PrefillConfig
 

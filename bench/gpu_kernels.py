@@ -21,9 +21,11 @@ from functools import partial
 import gpu_products
 import torch
 from torch import Tensor
-from zlm.kernels import attention_decode as decode
-from zlm.kernels import attention_decode_plan as planning
-from zlm.kernels import attention_prefill as prefill
+from zlm.kernels import (
+    attention_decode as decode,
+    attention_decode_plan as planning,
+    attention_prefill as prefill,
+)
 from zlm.kernels.rms_norm import rms_norm
 from zlm.kernels.rotary_kv import rotary_kv
 

@@ -24,7 +24,7 @@ def model_and_flags(target: str, flags: list[str]) -> tuple[str, list[str]]:
     A shape has no tokenizer, unless *flags* bring one.
     """
     shape = SHAPES / target
-    if not shape.is_dir():
+    if Path(target).name != target or not shape.is_dir():  # a path is never a shape
         return target, flags
     without = [] if "--tokenizer" in flags else ["--skip-tokenizer-init"]
     return str(shape), ["--load-format", "dummy", *without, *flags]

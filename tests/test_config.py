@@ -8,6 +8,7 @@ from specs import small_spec
 
 from zlm.config import (
     CacheOptions,
+    ComputeOptions,
     Config,
     KVGroup,
     ModelOptions,
@@ -28,7 +29,7 @@ SPEC = small_spec(
     layer_windows=(512, 512, 0, 512),
 )
 
-PARTS = ("cache", "scheduler", "parallel", "server")
+PARTS = ("compute", "cache", "scheduler", "parallel", "server")
 
 
 def join(*, spec: ModelSpec = SPEC, device: str = "cpu", **options: Any) -> Resolved:
@@ -131,3 +132,11 @@ def test_contradictions_are_told(keywords: dict[str, Any], words: str) -> None:
 def test_quantization_that_the_checkpoint_has_is_taken() -> None:
     spec = msgspec.structs.replace(SPEC, weights_format="gguf")
     assert join(spec=spec, quantization="gguf").config.model.quantization == "gguf"
+
+
+def test_deterministic_on_a_cpu_is_float32() -> None:
+    exact = ComputeOptions(deterministic=True)
+    assert join(compute=exact).config.model.dtype == "float32"
+    for keywords in ({"dtype": "bfloat16"}, {"cache": CacheOptions(kv_cache_dtype="bfloat16")}):
+        with pytest.raises(ConfigError, match="--deterministic: on a CPU bfloat16 products"):
+            join(compute=exact, **keywords)

@@ -21,8 +21,10 @@ TORCH_FREE = [
 # A package may import those of a smaller number; values anyone carries stand at the bottom.
 LEVEL = {
     "errors": 0, "config": 1, "sampling_params": 1, "outputs": 1, "metrics": 1, "messages": 2,
+    "pooling_params": 1, "process_messages": 2, "scores": 2, "prompts": 1, "progress": 1,
     "ipc": 3, "process": 4, "kernels": 4, "ops": 5, "layers": 6, "weights": 7, "models": 7,
-    "worker": 8, "engine": 9, "tokenizer": 10, "llm": 11, "offline": 11, "frontend": 11,
+    "worker": 8, "engine": 9, "tokenizer": 10, "llm": 11, "offline": 11,
+    "offline_pooling": 11, "frontend": 11,
     "supervisor": 11, "cli": 12, "serve": 13,
 }  # fmt: skip
 

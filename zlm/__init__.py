@@ -3,7 +3,7 @@
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "PoolingParams", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -15,4 +15,12 @@ def __getattr__(name: str) -> Any:
         from zlm.sampling_params import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputsParams":
+        from zlm.sampling_params import StructuredOutputsParams
+
+        return StructuredOutputsParams
+    if name == "PoolingParams":
+        from zlm.pooling_params import PoolingParams
+
+        return PoolingParams
     raise AttributeError(f"module 'zlm' has no attribute {name!r}")

@@ -16,6 +16,12 @@ DTYPE_SPELLINGS = {"half": "float16", "float": "float32"}
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 ATTENTION_BACKENDS = ("auto", "triton", "sdpa")
+TOOL_CALL_PARSERS = ("hermes", "mistral", "llama3_json", "llama4_json", "pythonic",
+    "llama4_pythonic", "functiongemma", "gemma4", "json")  # fmt: skip
+REASONING_PARSERS = ("think", "qwen3", "deepseek_r1", "mistral", "gemma4", "none")
+TASKS = ("auto", "generate", "embedding", "embed", "classify", "score")
+RUNNERS = ("auto", "generate", "pooling")
+CONVERSIONS = ("auto", "none", "embed", "classify")
 MAX_TOKENS = 2**31 - 1
 
 
@@ -35,6 +41,9 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None  # seeds requests that bring none (None: fresh randomness)
     quantization: str | None = None  # checked against the checkpoint; None: what it says
     skip_tokenizer_init: bool = False  # no tokenizer: prompts and answers are token ids
+    task: str = "auto"  # one of TASKS: what the model is served for
+    runner: str = "auto"  # one of RUNNERS: text, or vectors and scores
+    convert: str = "auto"  # one of CONVERSIONS: what a model of text is made into
 
 
 class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +76,7 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComputeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a GPU computes; a CPU has one way only, which is eager and deterministic."""
+    """How a GPU computes; a CPU is eager, and deterministic where it computes in float32."""
 
     enforce_eager: bool = False  # no CUDA graphs: every step launches its kernels one by one
     deterministic: bool = False  # results of a sequence depend on nothing but the sequence
@@ -85,6 +94,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_prompts: int = 1024  # prompts in one completion request
     max_concurrent_requests: int = 4096  # open requests a front end holds before 503
     template_seconds: float = 5.0  # to render a chat template
+    grammar_seconds: float = 5.0  # to compile a grammar
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +111,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     clamp_max_tokens: bool = False  # clamp max_tokens to the room left rather than refuse
     allow_special_tokens_in_content: bool = False  # control tokens typed by users are honoured
     trust_request_chat_template: bool = False  # requests may bring a chat template of their own
+    tool_call_parser: str | None = None  # format of tool calls; None: what the template shows
+    reasoning_parser: str | None = None  # format of reasoning; None: what the template shows
     allowed_origins: tuple[str, ...] = ("*",)  # CORS
     root_path: str = ""  # prefix a reverse proxy strips or keeps
     shutdown_timeout_seconds: float = 30.0  # running requests may finish for so long on SIGTERM
@@ -154,10 +166,37 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     max_new_tokens: int | None = None
 
 
+class DenseSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One dense layer on top of a pooled vector: activation(x @ W.T + b)."""
+
+    name: str  # of its tensors: name.weight [out, in] and name.bias [out]
+    in_features: int
+    out_features: int
+    bias: bool = True
+    activation: str = "identity"  # identity or tanh
+    path: str = ""  # folder of its weights within the checkpoint; empty: the model's own files
+
+
+class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How hidden states become one vector a sequence, or scores of labels."""
+
+    kind: str = "last"  # the vector of the first (cls) or last token, or the mean of all
+    normalize: bool = True  # to length 1, at the end
+    dense: tuple[DenseSpec, ...] = ()
+    num_labels: int = 0  # over 0: the last dense layer gives so many logits, and not a vector
+    labels: tuple[str, ...] = ()  # their names
+    activation: str = "sigmoid"  # of logits: sigmoid, softmax or identity
+    max_tokens: int = 0  # longest text the vectors were made for; 0: the context length
+    prompts: dict[str, str] = {}  # texts that may precede an input, by name
+    default_prompt: str = ""  # the name of the one that precedes inputs that name none
+    dimensions: tuple[int, ...] = ()  # lengths to which a vector may be cut
+    least_dimensions: int = 0  # over 0: any length from here on may be asked for, too
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a checkpoint that decide how it is computed. Built by ``zlm.models.config``."""
 
-    architecture: str  # our name of the family: llama, mistral, qwen2, qwen3, gemma3
+    architecture: str  # our name of the family: llama, mistral, qwen2, qwen3, gemma3, bert
     vocab_size: int  # rows of the embedding: the bound of token ids
     hidden_size: int
     intermediate_size: int
@@ -167,7 +206,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     max_position: int  # context length the checkpoint was made for, in tokens
     rms_norm_eps: float
-    activation: str = "silu"  # silu or gelu_tanh
+    activation: str = "silu"  # silu, gelu_tanh, gelu or relu (the last two: bert only)
     tie_embeddings: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
@@ -187,6 +226,17 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dtype: str = "float32"  # torch's name; bfloat16 for quantized GGUF files
     weights_format: str = "safetensors"  # safetensors or gguf
     generation: GenerationDefaults = GenerationDefaults()
+    pooling: PoolingSpec | None = None  # it gives vectors or scores, and no text
+    can_generate: bool = True
+    bidirectional: bool = False  # tokens see those after them: computed at once, without KV cache
+    position_offset: int = 0  # added to learned positions (RoBERTa)
+    token_types: int = 0  # rows of the segment embedding; 0: there is none
+
+    @property
+    def output_size(self) -> int:
+        """Elements of a pooled vector, or labels."""
+        dense = () if self.pooling is None else self.pooling.dense
+        return dense[-1].out_features if dense else self.hidden_size
 
 
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,7 +274,12 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
-    """Group the layers of *spec* by attention window, full attention first."""
+    """Group the layers of *spec* by attention window, full attention first.
+
+    A bidirectional model has no group: it is computed at once and keeps nothing.
+    """
+    if spec.bidirectional:
+        return ()
     windows = spec.layer_windows or (0,) * spec.num_layers
     return tuple(
         KVGroup(
@@ -246,6 +301,9 @@ def check(config: Config) -> None:
     _among("--dtype", model.dtype, DTYPES)
     _among("--load-format", model.load_format, LOAD_FORMATS)
     _among("--kv-cache-dtype", cache.kv_cache_dtype, KV_CACHE_DTYPES)
+    _among("--task", model.task, TASKS)
+    _among("--runner", model.runner, RUNNERS)
+    _among("--convert", model.convert, CONVERSIONS)
     if model.skip_tokenizer_init and (model.tokenizer or model.chat_template):
         flag = "--tokenizer" if model.tokenizer else "--chat-template"
         raise ConfigError(f"{flag} has no use with --skip-tokenizer-init: give one of the two")
@@ -267,6 +325,10 @@ def check(config: Config) -> None:
         raise ConfigError(f"--tensor-parallel-size {got}: this version runs one worker, give 1")
     _among("--attention-backend", config.compute.attention_backend, ATTENTION_BACKENDS)
     _within("--cpu-threads", parallel.cpu_threads, 1, 1024)
+    if server.tool_call_parser is not None:
+        _among("--tool-call-parser", server.tool_call_parser, TOOL_CALL_PARSERS)
+    if server.reasoning_parser is not None:
+        _among("--reasoning-parser", server.reasoning_parser, REASONING_PARSERS)
     _within("--port", server.port, 0, 65535)
     _within("--api-server-count", server.api_server_count, 1, 64)
     _within("--tokenizer-pool-size", server.tokenizer_pool_size, 1, 64)
@@ -279,6 +341,7 @@ def check(config: Config) -> None:
     _within("--max-prompts", limits.max_prompts, 1, 2**20)
     _within("--max-concurrent-requests", limits.max_concurrent_requests, 1, 2**20)
     _within("--template-timeout", limits.template_seconds, 0.001, 86400)
+    _within("--grammar-timeout", limits.grammar_seconds, 0.001, 86400)
     _check_names(config)
 
 
@@ -315,6 +378,11 @@ def _check_form(config: Config, spec: ModelSpec, device: str) -> None:
         )
     if device == "cuda":
         check_kv_dtype(dtype, kv_dtype)
+    elif config.compute.deterministic and "bfloat16" in (dtype, kv_dtype):
+        raise ConfigError(
+            "--deterministic: on a CPU bfloat16 products depend on what else is in a step, give "
+            "--dtype float32 or auto, and no --kv-cache-dtype"
+        )
 
 
 def check_kv_dtype(dtype: str, kv_dtype: str) -> None:
@@ -336,6 +404,32 @@ def _among(flag: str, value: str, known: tuple[str, ...]) -> None:
         raise ConfigError(f"{flag} must be one of {', '.join(known)}, got {clip(value)}")
 
 
+def with_purpose(spec: ModelSpec, options: ModelOptions) -> ModelSpec:
+    """Return *spec* as it is to be served: for text, or (``pooling`` set) for vectors or scores.
+
+    Without flags the checkpoint decides. Raises ConfigError, naming the flag, for what it is not
+    made for.
+    """
+    flags = [("--task", options.task), ("--runner", options.runner), ("--convert", options.convert)]
+    given = [(flag, value) for flag, value in flags if value not in ("auto", "none")]
+    text = [f"{flag} {value}" for flag, value in given if value == "generate"]
+    vectors = [f"{flag} {value}" for flag, value in given if value != "generate"]
+    if text and vectors:
+        raise ConfigError(f"{text[0]} and {vectors[0]} contradict each other")
+    if text and not spec.can_generate:
+        raise ConfigError(f"{text[0]}: this model gives vectors or scores, it generates no text")
+    pooling = spec.pooling
+    if text or (pooling is None and not vectors):
+        return msgspec.structs.replace(spec, pooling=None)
+    pooling = pooling or PoolingSpec()
+    for flag, value in given:
+        if value == "classify" and not pooling.num_labels:
+            raise ConfigError(f"{flag} classify: this model has no classification head")
+        if value in ("embedding", "embed") and pooling.num_labels:
+            raise ConfigError(f"{flag} {value}: this model has a classification head: it scores")
+    return msgspec.structs.replace(spec, pooling=pooling)
+
+
 def resolve(
     config: Config, spec: ModelSpec, *, model_path: str, tokenizer_path: str, device: str
 ) -> Resolved:
@@ -345,17 +439,20 @@ def resolve(
     """
     check(config)
     _check_form(config, spec, device)
+    spec = with_purpose(spec, config.model)
     longest = spec.max_position
-    max_model_len = config.model.max_model_len or longest
+    pooled_tokens = spec.pooling.max_tokens if spec.pooling is not None else 0
+    max_model_len = config.model.max_model_len or min(longest, pooled_tokens or longest)
     if max_model_len > longest:
         raise ConfigError(
             f"--max-model-len {max_model_len} exceeds the {longest} tokens the model was made for"
         )
     max_num_seqs = config.scheduler.max_num_seqs or (256 if device == "cuda" else 64)
     budget = config.scheduler.max_num_batched_tokens
+    chunked = config.scheduler.enable_chunked_prefill and not spec.bidirectional
     if budget is None:
-        budget = 8192 if device == "cuda" else 256
-        if not config.scheduler.enable_chunked_prefill:
+        budget = 8192 if device == "cuda" else 512 if spec.bidirectional else 256
+        if not chunked:
             budget = max(budget, max_model_len)
     if budget < max_num_seqs and config.scheduler.max_num_batched_tokens is not None:
         if config.scheduler.max_num_seqs is not None:
@@ -365,12 +462,17 @@ def resolve(
             )
         max_num_seqs = budget
     budget = max(budget, max_num_seqs)
-    if not config.scheduler.enable_chunked_prefill and budget < max_model_len:
+    if not chunked and budget < max_model_len:
+        why = "--no-enable-chunked-prefill forbids"
+        if spec.bidirectional:
+            why = "a model whose tokens see those after them does not allow"
         raise ConfigError(
             f"--max-num-batched-tokens {budget} is less than --max-model-len {max_model_len}, "
-            "which --no-enable-chunked-prefill forbids"
+            f"which {why}"
         )
     dtype = DTYPE_SPELLINGS.get(config.model.dtype, config.model.dtype)
+    if dtype == "auto" and device == "cpu" and config.compute.deterministic:
+        dtype = "float32"
     model = msgspec.structs.replace(config.model, dtype=dtype)
     return Resolved(
         config=msgspec.structs.replace(config, model=model),

@@ -6,17 +6,16 @@ and the tokenizer behind it are ``zlm.offline.OfflineEngine``'s.
 """
 
 import inspect
-import operator
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
-from tqdm.auto import tqdm
 
+from zlm import offline_pooling
 from zlm.config import (
     CacheOptions,
     ComputeOptions,
@@ -27,15 +26,32 @@ from zlm.config import (
     check,
 )
 from zlm.errors import BadRequest, ConfigError, ZlmError
-from zlm.messages import ChatPrompt, Delta, EngineStats, Failed, Generate, TokenLogprob
+from zlm.messages import (
+    ChatPrompt,
+    Delta,
+    EngineStats,
+    Failed,
+    Generate,
+    Pool,
+    Pooled,
+    TokenLogprob,
+)
 from zlm.offline import Answer, OfflineEngine
-from zlm.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from zlm.outputs import (
+    ClassificationRequestOutput,
+    CompletionOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    PoolingRequestOutput,
+    PositionLogprobs,
+    RequestOutput,
+    ScoringRequestOutput,
+)
+from zlm.pooling_params import PoolingParams
+from zlm.progress import ProgressBar
+from zlm.prompts import ChatMessage, Prompt, as_list, conversation, conversations, prompt_parts
 from zlm.sampling_params import SamplingParams
 
-# A text, ids, {"prompt": text}, or {"prompt_token_ids": ids}; the last two with "cache_salt" too.
-Prompt = str | Sequence[int] | Mapping[str, Any]
-ChatMessage = dict[str, Any]
-PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 T = TypeVar("T")
 
 
@@ -43,10 +59,10 @@ class LLM:
     """A model in child processes of its own, driven from this process.
 
     The keywords have vLLM's names and meaning; errors name the server's flag of the same name.
-    ``swap_space``, ``enforce_eager``, ``disable_log_stats`` and ``trust_remote_code`` are taken
-    and change nothing: preempted sequences are recomputed, and no code from a checkpoint is ever
-    run. Without ``seed`` every process draws fresh randomness. With ``skip_tokenizer_init`` prompts
-    are token ids, and so are outputs.
+    ``swap_space``, ``disable_log_stats`` and ``trust_remote_code`` are taken and change nothing:
+    preempted sequences are recomputed, and no code from a checkpoint is ever run. Without ``seed``
+    every process draws fresh randomness. With ``skip_tokenizer_init`` prompts are token ids, and
+    so are outputs.
 
     Usable from any thread (calls take turns), several at once in a process, and as a context
     manager. ``shutdown``, the end of the ``with`` block, garbage collection or the end of the
@@ -62,6 +78,9 @@ class LLM:
         *,
         tokenizer: str | None = None,
         skip_tokenizer_init: bool = False,
+        task: str = "auto",
+        runner: str = "auto",
+        convert: str = "auto",
         revision: str | None = None,
         download_dir: str | None = None,
         dtype: str = "auto",
@@ -99,6 +118,9 @@ class LLM:
                 model=str(model),
                 tokenizer=None if tokenizer is None else str(tokenizer),
                 skip_tokenizer_init=skip_tokenizer_init,
+                task=task,
+                runner=runner,
+                convert=convert,
                 revision=revision,
                 download_dir=None if download_dir is None else str(download_dir),
                 dtype=str(dtype).removeprefix("torch."),
@@ -156,7 +178,7 @@ class LLM:
         Raises BadRequest or TooLong, naming the prompt's index, before anything runs; Internal
         when the engine has died. KeyboardInterrupt ends what runs and leaves the engine usable.
         """
-        forms = [_prompt(i, p) for i, p in enumerate(_as_list(prompts))]
+        forms = [prompt_parts(i, p) for i, p in enumerate(as_list(prompts))]
         requests = [
             {"prompts": [ids if ids is not None else text or ""], "cache_salt": salt}
             for text, ids, salt in forms
@@ -192,7 +214,7 @@ class LLM:
             {
                 "prompts": [],
                 "chat": ChatPrompt(
-                    messages=_conversation(i, conversation),
+                    messages=conversation(i, each),
                     tools=tools,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
@@ -200,9 +222,72 @@ class LLM:
                     template_kwargs=chat_template_kwargs,
                 ),
             }
-            for i, conversation in enumerate(_conversations(messages))
+            for i, each in enumerate(conversations(messages))
         ]
         return self._run(requests, [None] * len(requests), sampling_params, use_tqdm, priority)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the vector of every prompt; the outputs stand in the order of the prompts.
+
+        Raises BadRequest, naming the prompt's index, for what cannot be done, and for a model that
+        gives no vectors (``runner="pooling"`` makes an embedding model of a model of text).
+        """
+        params = offline_pooling.params_of(pooling_params, truncate_prompt_tokens)
+        offline_pooling.check_vectors(self._engine.resolved)
+        commands = offline_pooling.commands(self._forms(prompts), params)
+        return [offline_pooling.embedding(p) for p in self._pool(commands, use_tqdm)]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[PoolingRequestOutput]:
+        """Return the pooled vector of every prompt, of length 1 only if the parameters say so."""
+        params = offline_pooling.params_of(pooling_params, truncate_prompt_tokens, raw=True)
+        commands = offline_pooling.commands(self._forms(prompts), params)
+        return [offline_pooling.raw(p) for p in self._pool(commands, use_tqdm)]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[ClassificationRequestOutput]:
+        """Return the probabilities of a classifier's labels for every prompt, in order."""
+        params = offline_pooling.params_of(pooling_params, truncate_prompt_tokens)
+        labels = offline_pooling.labels(self._engine.resolved)
+        commands = offline_pooling.commands(self._forms(prompts), params)
+        return [offline_pooling.classes(p, labels) for p in self._pool(commands, use_tqdm)]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[ScoringRequestOutput]:
+        """Score one text against each of several, or as many against as many.
+
+        A cross-encoder reads both texts at once; of any other embedding model the score is the
+        cosine of the two vectors.
+        """
+        params = offline_pooling.params_of(pooling_params, truncate_prompt_tokens)
+        pairs = offline_pooling.Pairing(data_1, data_2, self._engine.resolved)
+        return pairs.outputs(self._pool(pairs.commands(params), use_tqdm))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the model's defaults (its generation_config.json), for the caller to change."""
@@ -230,6 +315,24 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+    def _forms(self, prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
+        """Return prompts of any form as texts or ids."""
+        forms = [prompt_parts(i, p) for i, p in enumerate(as_list(prompts))]
+        return [ids if ids is not None else text or "" for text, ids, _ in forms]
+
+    def _pool(self, commands: list[Pool], use_tqdm: bool | Callable[..., Any]) -> list[Pooled]:
+        """Send *commands*, each under an id and time of its own; return their answers."""
+        with self._lock:
+            now, first = time.monotonic(), self._next_id
+            self._next_id += len(commands)
+            requests = [
+                msgspec.structs.replace(command, request_id=first + i, arrival=now)
+                for i, command in enumerate(commands)
+            ]
+            with ProgressBar(len(requests), use_tqdm) as bar:
+                answers = self._engine.run(requests, bar.advance)
+        return offline_pooling.all_pooled(answers)
 
     def _run(
         self,
@@ -264,49 +367,12 @@ class LLM:
                 for i, request in enumerate(requests)
             ]
             self._next_id += count
-            with _Bar(count, use_tqdm) as bar:
+            with ProgressBar(count, use_tqdm) as bar:
                 answers = self._engine.run(generates, bar.advance)
             return [
                 _output(generate, text, answer, self._engine)
                 for generate, text, answer in zip(generates, texts, answers, strict=True)
             ]
-
-
-class _Bar:
-    """A progress bar over prompts that shows generated tokens a second."""
-
-    REFRESH_SECONDS = 0.25
-
-    def __init__(self, total: int, use_tqdm: bool | Callable[..., Any]) -> None:
-        make = use_tqdm if callable(use_tqdm) else tqdm
-        wanted = bool(use_tqdm) and total > 0
-        self._bar = make(total=total, desc="Processed prompts", unit="prompt") if wanted else None
-        self._start = self._shown = time.monotonic()
-        self._tokens = 0
-
-    def __enter__(self) -> "_Bar":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._show()
-            self._bar.close()
-
-    def advance(self, prompts: int, tokens: int) -> None:
-        """Count *prompts* more that are done and *tokens* more that were generated."""
-        self._tokens += tokens
-        if self._bar is None:
-            return
-        if prompts:
-            self._bar.update(prompts)
-        if time.monotonic() - self._shown >= self.REFRESH_SECONDS:
-            self._show()
-
-    def _show(self) -> None:
-        assert self._bar is not None
-        self._shown = time.monotonic()
-        rate = self._tokens / max(self._shown - self._start, 1e-9)
-        self._bar.set_postfix_str(f"{rate:.1f} output tokens/s")
 
 
 def _refuse_keyword(name: str) -> NoReturn:
@@ -324,61 +390,6 @@ def _typed(config: Config) -> Config:
         raise ConfigError(f"LLM(): {error}") from error
     check(typed)
     return typed
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    items: list[Any] = list(prompts)
-    if items and all(hasattr(item, "__index__") for item in items):
-        return [items]  # one prompt, as ids
-    return items
-
-
-def _prompt(index: int, prompt: Prompt) -> tuple[str | None, list[int] | None, str]:
-    """Return (text, ids, cache_salt) of a prompt of any form; ids win where both are given."""
-    if isinstance(prompt, str):
-        return prompt, None, ""
-    if not isinstance(prompt, Mapping):
-        return None, _ids(index, prompt), ""
-    for key in prompt.keys() - PROMPT_KEYS:
-        known = ", ".join(sorted(PROMPT_KEYS))
-        raise BadRequest(f"prompt {index}: unknown key {key!r}; known are {known}", param=str(key))
-    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    if text is not None and not isinstance(text, str):
-        raise BadRequest(f"prompt {index}: 'prompt' must be a string", param="prompt")
-    if text is None and ids is None:
-        message = f"prompt {index}: neither 'prompt' nor 'prompt_token_ids' is given"
-        raise BadRequest(message, param="prompt")
-    return text, None if ids is None else _ids(index, ids), str(prompt.get("cache_salt") or "")
-
-
-def _ids(index: int, ids: Any) -> list[int]:
-    try:
-        return [operator.index(i) for i in ids]
-    except TypeError as error:
-        message = f"prompt {index}: must be a string, a dict, or a list of token ids ({error})"
-        raise BadRequest(message, param="prompts") from error
-
-
-def _conversations(messages: Any) -> list[Any]:
-    conversations = list(messages)
-    if conversations and isinstance(conversations[0], Mapping):
-        return [conversations]
-    return conversations
-
-
-def _conversation(index: int, messages: Any) -> list[ChatMessage]:
-    if isinstance(messages, (str, Mapping)) or not messages:
-        raise BadRequest(f"conversation {index}: must be a list of messages", param="messages")
-    for position, message in enumerate(messages):
-        where = f"conversation {index}, message {position}"
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise BadRequest(f"{where}: must be a dict with a 'role'", param="messages")
-        for part in message["content"] if isinstance(message.get("content"), list) else []:
-            if not isinstance(part, Mapping) or part.get("type") != "text":
-                raise BadRequest(f"{where}: only text parts are supported", param="messages")
-    return [dict(message) for message in messages]
 
 
 def _checked(params: SamplingParams, where: str) -> SamplingParams:
@@ -416,6 +427,7 @@ def _output(
             for i in range(generate.params.n)
         ]
         return output
+    assert isinstance(answer, list), "text was asked for"
     first = answer[0]
     output.prompt_token_ids = first.prompt_token_ids or []
     output.num_cached_tokens = first.num_cached_tokens

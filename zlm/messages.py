@@ -16,113 +16,30 @@ Imports nothing of zlm but the value types it carries.
 
 from typing import Any
 
-import msgspec
-
-from zlm.config import Resolved
+from zlm.pooling_params import PoolingParams
+from zlm.process_messages import (
+    Drain as Drain,
+    Drained as Drained,
+    Fatal as Fatal,
+    KernelTime as KernelTime,
+    Launch as Launch,
+    Message as Message,
+    Profile as Profile,
+    Profiled as Profiled,
+    Progress as Progress,
+    Ready as Ready,
+    ServerState as ServerState,
+    Stop as Stop,
+)
 from zlm.sampling_params import SamplingParams
 
 OWNER_SHIFT = 48
 
 # Finish codes: the column ``finish`` of StepOutput.
-RUNNING, FINISH_EOS, FINISH_STOP_ID, FINISH_LENGTH, FINISH_ABORT = 0, 1, 2, 3, 4
+RUNNING, FINISH_EOS, FINISH_STOP_ID, FINISH_LENGTH, FINISH_ABORT, FINISH_GRAMMAR = range(6)
 
 # Row states: the column ``status`` of StepResult.
 ROW_OK, ROW_NAN, ROW_ALL_MASKED = 0, 1, 2
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, omit_defaults=True):
-    """Base of all structs that cross a boundary (mypy wants ``frozen`` said again by each)."""
-
-
-# ---------------------------------------------------------------------------- life of a process
-
-
-class Launch(Message, frozen=True, tag=1):
-    """Supervisor (or LLM) → every child, once: what to run."""
-
-    resolved: Resolved
-
-
-class Ready(Message, frozen=True, tag=2):
-    """Child → supervisor: this process can work. ``detail`` is a line for the log."""
-
-    role: str
-    index: int
-    detail: str = ""
-
-
-class Progress(Message, frozen=True, tag=3):
-    """Child → supervisor while loading: a phase for STATUS and the log."""
-
-    role: str
-    index: int
-    text: str
-
-
-class Fatal(Message, frozen=True, tag=4):
-    """Child → supervisor: this process is about to exit and why."""
-
-    role: str
-    index: int
-    text: str
-
-
-class ServerState(Message, frozen=True, tag=5):
-    """Supervisor → front ends: ``loading``, ``ready`` or ``draining``, and a line that says why."""
-
-    state: str
-    reason: str = ""
-
-
-class Drain(Message, frozen=True, tag=6):
-    """Supervisor → front ends: take no more requests, say Drained when none is open.
-
-    With ``abort`` set, open requests are ended with an error answer at once.
-    """
-
-    abort: bool = False
-
-
-class Drained(Message, frozen=True, tag=7):
-    """Front end → supervisor: no request is open any more."""
-
-    index: int
-
-
-class Stop(Message, frozen=True, tag=8):
-    """Supervisor (or LLM) → every child: leave, with exit status 0."""
-
-
-class Profile(Message, frozen=True, tag=9):
-    """LLM → worker: measure ``steps`` steps after ``skip`` more. Answered by Profiled at once.
-
-    With ``steps`` 0 the answer is what has been measured since the last one.
-    """
-
-    steps: int
-    skip: int = 0
-    path: str = ""  # where to write a Chrome trace; empty: measure times only, which costs nothing
-
-
-class KernelTime(Message, frozen=True):
-    """One kernel (on the CPU: one operator) over all steps measured. Part of Profiled."""
-
-    name: str
-    launches: int
-    seconds: float
-
-
-class Profiled(Message, frozen=True, tag=10):
-    """Worker → LLM (its supervisor): what ``steps`` steps took together; nothing if that is 0."""
-
-    rank: int
-    steps: int = 0
-    wall_seconds: float = 0.0  # from the first step's begin to the last one's end
-    cpu_seconds: float = 0.0  # of the worker's main thread
-    in_calls_seconds: float = 0.0  # of the wall time, in launching steps and taking results
-    waiting_seconds: float = 0.0  # of the wall time, in calls that wait for the GPU (with a path)
-    device_seconds: float = 0.0  # in which the GPU had work (with a path)
-    kernels: list[KernelTime] = []  # the longest first (with a path)
 
 
 # ---------------------------------------------------------------------------- front end → tokenizer
@@ -141,6 +58,26 @@ class ChatPrompt(Message, frozen=True):
     add_special_tokens: bool = False
 
 
+class ToolOptions(Message, frozen=True):
+    """How tools may be called in an answer. Part of Generate."""
+
+    names: list[str]  # of the functions that may be called; with ``named`` the one that must be
+    choice: str = "auto"  # auto, required or named; the last two need a grammar to be kept
+    parallel: bool = True  # more than one call an answer
+
+
+class Grammar(Message, frozen=True):
+    """What an output must be: the language that the grammar compiler reads. Part of Generate and
+    Submit.
+
+    ``kind`` and ``text``: json_object (no text), json_schema (the schema as JSON), regex, choice (a
+    JSON list of strings), lark (Lark, or EBNF as GBNF writes it).
+    """
+
+    kind: str
+    text: str = ""
+
+
 class Generate(Message, frozen=True, tag=20):
     """Front end → tokenizer: one HTTP request for text."""
 
@@ -155,6 +92,10 @@ class Generate(Message, frozen=True, tag=20):
     return_token_ids: bool = False
     priority: int = 0  # lower runs earlier under --scheduling-policy priority
     cache_salt: str = ""  # requests share prefix-cache blocks only with equal salts
+    split_reasoning: bool = False  # tell reasoning apart from the text, where the model thinks
+    drop_reasoning: bool = False  # and then do not tell it at all
+    tools: ToolOptions | None = None  # tell tool calls apart from the text; None: all is text
+    grammar: Grammar | None = None  # what the output must be; else ``params`` may say it
 
 
 class Cancel(Message, frozen=True, tag=21):
@@ -180,6 +121,18 @@ class Detokenize(Message, frozen=True, tag=23):
     token_ids: list[int]
 
 
+class Pool(Message, frozen=True, tag=24):
+    """Front end → tokenizer: one HTTP request for vectors or scores. Answered by Pooled."""
+
+    request_id: int
+    arrival: float  # time.monotonic() when the request was complete, seconds
+    prompts: list[str | list[int]]
+    params: PoolingParams
+    seconds: list[str] = []  # of pairs (cross-encoders): the second text of each of ``prompts``
+    add_special_tokens: bool = True
+    priority: int = 0
+
+
 # ---------------------------------------------------------------------------- tokenizer → front end
 
 
@@ -192,6 +145,18 @@ class TokenLogprob(Message, frozen=True):
     logprob: float | None  # natural log; None for a prompt's first token
     top: list[tuple[int, str, bytes, float]] = []  # id, token, bytes, logprob; likeliest first
     rank: int = 0  # of the token itself, 1 is the likeliest; 0: not known
+
+
+class ToolCallDelta(Message, frozen=True):
+    """New text of one tool call. Part of Delta. A call's first one has its id and name.
+
+    Joined ``arguments`` of a call are the JSON of an object, if the call was completed.
+    """
+
+    index: int  # of the call in the answer
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
 
 
 class Delta(Message, frozen=True):
@@ -208,12 +173,14 @@ class Delta(Message, frozen=True):
     num_prompt_tokens: int  # of this choice's prompt
     num_cached_tokens: int  # of those, found in the prefix cache
     num_output_tokens: int  # of this choice so far
-    finish_reason: str | None = None  # stop, length, abort
+    finish_reason: str | None = None  # stop, length, tool_calls, abort
     stop_reason: int | str | None = None  # the stop string or stop id that ended it
     token_ids: list[int] | None = None  # new ones, when return_token_ids
     prompt_token_ids: list[int] | None = None  # in a choice's first delta, when return_token_ids
     logprobs: list[TokenLogprob] | None = None  # of the tokens this delta accounts for
     prompt_logprobs: list[TokenLogprob] | None = None  # in a choice's first delta, when asked
+    reasoning: str = ""  # new text of the thoughts, which comes before ``text``
+    tool_calls: list[ToolCallDelta] = []
 
 
 class Deltas(Message, frozen=True, tag=40):
@@ -249,6 +216,14 @@ class DetokenizedText(Message, frozen=True, tag=43):
     text: str
 
 
+class Pooled(Message, frozen=True, tag=44):
+    """Tokenizer → front end: the answer to Pool (terminal): all its vectors, in order."""
+
+    request_id: int
+    vectors: list[bytes]  # float32, one for each prompt
+    prompts: list[list[int]]  # the token ids they were made of
+
+
 # ------------------------------------------------------------------------- tokenizer ↔ engine core
 
 
@@ -277,6 +252,18 @@ class SamplingSpec(Message, frozen=True):
     bad_words: list[bytes] = []  # each int32: a word's tokens
 
 
+class TokenBytes(Message, frozen=True, tag=68):
+    """Tokenizer (or LLM) → engine core: what each token id stands for; before its first grammar.
+
+    Token i of the vocabulary is ``data[ends[i - 1] : ends[i]]``; ids that follow stand for nothing.
+    """
+
+    data: bytes
+    ends: bytes  # int32
+    special_ids: bytes  # int32: control tokens, which no grammar takes for text
+    eos_ids: bytes  # int32: those that end a text
+
+
 class Submit(Message, frozen=True, tag=60):
     """Tokenizer (or LLM) → engine core: one prompt to be continued n times.
 
@@ -293,6 +280,8 @@ class Submit(Message, frozen=True, tag=60):
     ignore_eos: bool = False
     priority: int = 0
     cache_salt: bytes = b""
+    second_segment: int = 0  # where the second text of a pair begins; 0: there is one text
+    grammar: Grammar | None = None  # checked: it compiles
 
 
 class Abort(Message, frozen=True, tag=61):
@@ -314,6 +303,14 @@ class LogprobColumns(Message, frozen=True):
     ranks: bytes  # int32: of the token itself, 1 is the likeliest
     ids: bytes  # int32
     values: bytes  # float32
+
+
+class PooledColumns(Message, frozen=True):
+    """Pooled vectors of some rows of a step. Part of StepResult and StepOutput."""
+
+    rows: bytes  # int32: index of the row it belongs to
+    width: int  # elements of a vector
+    values: bytes  # float32, the vectors one after another
 
 
 class SequenceError(Message, frozen=True):
@@ -343,6 +340,7 @@ class StepOutput(Message, frozen=True, tag=62):
     # positions 1.. stand in order, perhaps over several messages (chunks), and are told once a
     # prompt: by its first sample, or by the next one if that ends before the prompt is computed
     errors: list[SequenceError] = []
+    pooled: PooledColumns | None = None  # rows index this message's rows
 
 
 class EngineReady(Message, frozen=True, tag=63):
@@ -387,6 +385,7 @@ class Join(Message, frozen=True):
     token_ids: bytes  # int32: all tokens known so far
     num_prompt_tokens: int
     sampling: SamplingSpec
+    second_segment: int = 0  # where the second text of a pair begins; 0: there is one text
 
 
 class Execute(Message, frozen=True, tag=80):
@@ -410,6 +409,18 @@ class Execute(Message, frozen=True, tag=80):
     table_indices: bytes = b""  # int32│ block 0 of every group is the null block
     table_blocks: bytes = b""  # int32 ┘
     copies: list[tuple[int, int, int]] = []  # (group, from block, to block)
+    masked: bool = False  # Masks of this step follow: sampling waits for them
+
+
+class Masks(Message, frozen=True, tag=85):
+    """Engine core → worker: the token masks of a step that is ``masked``, once, when all are known.
+
+    Steps in between may have been sent before it.
+    """
+
+    step: int
+    rows: bytes = b""  # int32: sampling rows of the step; the others are not masked
+    words: bytes = b""  # int32: ceil(V / 32) a row; bit i % 32 of word i // 32: id i is allowed
 
 
 class StepResult(Message, frozen=True, tag=81):
@@ -421,6 +432,7 @@ class StepResult(Message, frozen=True, tag=81):
     logprobs: LogprobColumns | None = None  # rows index the sampling rows
     prompt_logprobs: LogprobColumns | None = None  # rows index all rows of the step
     seconds: float = 0.0  # time the worker spent on the step
+    pooled: PooledColumns | None = None  # of rows that end a prompt; rows index all of the step
 
 
 class WorkerReady(Message, frozen=True, tag=82):
@@ -433,10 +445,21 @@ class WorkerReady(Message, frozen=True, tag=82):
 
 
 ToFrontend = (
-    Launch | ServerState | Drain | Stop | Deltas | Failed | Tokens | DetokenizedText | EngineStats
+    Launch
+    | ServerState
+    | Drain
+    | Stop
+    | Deltas
+    | Failed
+    | Tokens
+    | DetokenizedText
+    | Pooled
+    | EngineStats
 )
-ToTokenizer = Launch | Stop | Generate | Cancel | Tokenize | Detokenize | StepOutput | EngineReady
-ToEngine = Launch | Stop | Submit | Abort | StepResult | WorkerReady
-ToWorker = Launch | Stop | Execute | Profile
+ToTokenizer = (
+    Launch | Stop | Generate | Pool | Cancel | Tokenize | Detokenize | StepOutput | EngineReady
+)
+ToEngine = Launch | Stop | Submit | Abort | TokenBytes | StepResult | WorkerReady
+ToWorker = Launch | Stop | Execute | Masks | Profile
 ToSupervisor = Ready | Progress | Fatal | Drained | Profiled
 ToLLM = Ready | Progress | Fatal | StepOutput | EngineReady  # the offline LLM is both owners

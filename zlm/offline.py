@@ -42,12 +42,15 @@ from zlm.messages import (
     Fatal,
     Generate,
     Launch,
+    Pool,
+    Pooled,
     Profile,
     Profiled,
     Ready,
     StepOutput,
     Submit,
     ToFrontend,
+    TokenBytes,
     ToSupervisor,
     ToTokenizer,
 )
@@ -56,7 +59,8 @@ from zlm.process.runtime import RuntimeDirectory
 from zlm.supervisor.resolve import resolve_config
 from zlm.tokenizer.core import TokenizerCore
 
-Answer = list[Delta] | Failed  # the last word on one request: a delta a sample, or its error
+# The last word on one request: a delta a sample, its vectors, or its error.
+Answer = list[Delta] | Pooled | Failed
 
 CHILDREN = ("engine", "worker")
 LAST_WORDS_MS = 500  # how long a dead child's Fatal may still be under way
@@ -106,7 +110,7 @@ class OfflineEngine:
             raise
 
     def run(
-        self, requests: Sequence[Generate], advance: Callable[[int, int], None]
+        self, requests: Sequence[Generate | Pool], advance: Callable[[int, int], None]
     ) -> list[Answer]:
         """Answer *requests*, in their order; *advance(requests done, tokens made)* is told news.
 
@@ -114,7 +118,11 @@ class OfflineEngine:
         any runs; Internal when a child dies. After KeyboardInterrupt the engine stays usable.
         """
         self._check()
-        self._num_samples = {request.request_id: request.params.n for request in requests}
+        self._num_samples = {
+            request.request_id: request.params.n
+            for request in requests
+            if isinstance(request, Generate)
+        }
         self._deltas = {request.request_id: [] for request in requests}
         self._answers = {}
         with _deferred_interrupt() as interrupt:
@@ -205,7 +213,9 @@ class OfflineEngine:
 
     # -------------------------------------------------------------------------------- a run
 
-    def _tokenize(self, requests: Sequence[Generate], interrupt: "_Interrupt") -> list[Submit]:
+    def _tokenize(
+        self, requests: Sequence[Generate | Pool], interrupt: "_Interrupt"
+    ) -> list[Submit]:
         """Return what is to be submitted for *requests*; raise for the first that is refused."""
         self._to_submit = []
         try:
@@ -249,7 +259,7 @@ class OfflineEngine:
         self._sequences.difference_update(error.seq_id for error in output.errors)
         return int(np.count_nonzero(np.frombuffer(output.token_ids, np.int32) >= 0))
 
-    def _abandon(self, requests: Sequence[Generate]) -> None:
+    def _abandon(self, requests: Sequence[Generate | Pool]) -> None:
         """Abort what still runs of *requests* and wait for the last rows of its sequences."""
         if self._failure is not None:
             return
@@ -266,8 +276,8 @@ class OfflineEngine:
 
     # --------------------------------------------------------- what the tokenizer core sends
 
-    def _to_engine(self, message: Submit | Abort) -> None:
-        if self._to_submit is None:
+    def _to_engine(self, message: Submit | Abort | TokenBytes) -> None:
+        if self._to_submit is None or isinstance(message, TokenBytes):
             self._group.send("engine", 0, message)
         elif isinstance(message, Submit):
             self._to_submit.append(message)
@@ -277,7 +287,7 @@ class OfflineEngine:
             case Deltas():
                 for delta in message.items:
                     self._take(delta)
-            case Failed() if message.request_id in self._deltas:
+            case Failed() | Pooled() if message.request_id in self._deltas:
                 self._answers[message.request_id] = message
             case DetokenizedText():
                 self._text = message.text

@@ -55,3 +55,74 @@ class RequestOutput(msgspec.Struct):
     finished: bool = True
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     error: str | None = None  # why the engine could not finish this request, if it could not
+
+
+class EmbeddingOutput(msgspec.Struct):
+    """The vector of one input."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Its number of elements."""
+        return len(self.embedding)
+
+
+class ClassificationOutput(msgspec.Struct):
+    """The probability of each label of a classifier, and the labels' names."""
+
+    probs: list[float]
+    labels: list[str]
+
+    @property
+    def num_classes(self) -> int:
+        """Number of labels."""
+        return len(self.probs)
+
+
+class ScoringOutput(msgspec.Struct):
+    """How well two texts go together."""
+
+    score: float
+
+
+class PoolingOutput(msgspec.Struct):
+    """A vector as it was pooled: after the model's dense layers, before anything else."""
+
+    data: list[float]
+
+
+class EmbeddingRequestOutput(msgspec.Struct):
+    """One input with its vector, in the order the inputs were given."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    finished: bool = True
+
+
+class ClassificationRequestOutput(msgspec.Struct):
+    """One input with its labels' probabilities, in the order the inputs were given."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ClassificationOutput
+    finished: bool = True
+
+
+class ScoringRequestOutput(msgspec.Struct):
+    """One pair with its score. ``prompt_token_ids``: what was computed for it."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ScoringOutput
+    finished: bool = True
+
+
+class PoolingRequestOutput(msgspec.Struct):
+    """One input with its pooled vector, in the order the inputs were given."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: PoolingOutput
+    finished: bool = True

@@ -5,6 +5,7 @@ within the context) is checked by the tokenizer process. Imports only the error 
 """
 
 import math
+from typing import Any
 
 import msgspec
 
@@ -18,7 +19,55 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
 MAX_LOGPROBS = 20
+MAX_CHOICES = 1024
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
+
+
+FORMS = ("json", "json_object", "regex", "choice", "grammar")
+
+
+class StructuredOutputsParams(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """The form that an output must have: exactly one of ``FORMS``.
+
+    json: a JSON schema, as a dict or as text.  json_object: any JSON object.  regex: what the whole
+    output matches.  choice: the texts it may be.  grammar: Lark, or EBNF as GBNF writes it.
+
+    disable_any_whitespace: no white space between the tokens of JSON.  whitespace_pattern: the
+    regex of what may stand there.  strict: a keyword of the schema that cannot be enforced is an
+    error; else it is ignored.  source: the name of the request's field, for errors.
+    """
+
+    json: str | dict[str, Any] | bool | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+    strict: bool = True
+    source: str = "structured_outputs"
+
+    def check(self) -> None:
+        """Raise BadRequest, naming the field, unless it says one form and can say it."""
+        given = [name for name in FORMS if getattr(self, name) not in (None, False)]
+        if self.json is False:
+            given = ["json", *given]
+        if len(given) != 1:
+            names, got = ", ".join(FORMS), " and ".join(given) or "none"
+            message = f"{self.source} needs exactly one of {names}, got {got}"
+            raise BadRequest(message, param=self.source)
+        if self.choice is not None and not self.choice:
+            raise BadRequest(f"{self.source}: choice must not be empty", param=self.source)
+        _count(f"{self.source}.choice", self.choice, MAX_CHOICES)
+        of_json = self.disable_any_whitespace or self.whitespace_pattern is not None
+        if of_json and given[0] not in ("json", "json_object"):
+            message = f"{self.source}: white space can be set for json and json_object only"
+            raise BadRequest(message, param=self.source)
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            message = "disable_any_whitespace and whitespace_pattern exclude each other"
+            raise BadRequest(f"{self.source}: {message}", param=self.source)
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -35,7 +84,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
     stop: strings that end the output, left out of the text unless include_stop_str_in_output.
     logprobs: how many alternatives to report beside each sampled token (0: only the sampled one).
     prompt_logprobs: the same for prompt tokens.  logit_bias: id to bias, -100..100.
-    bad_words: words never produced.  truncate_prompt_tokens: keep so many last prompt tokens.
+    bad_words: words never produced.  truncate_prompt_tokens: keep so many last prompt tokens (-1:
+    as many as leave room for max_tokens, or for one token).
+    structured_outputs: the form the output must have.
     """
 
     n: int = 1
@@ -62,6 +113,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
     truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def stop_strings(self) -> list[str]:
         """Return ``stop`` as a list, whatever form it was given in."""
@@ -83,7 +135,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
         _range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _range("min_tokens", self.min_tokens, 0, 2**31 - 1)
         _range("max_tokens", self.max_tokens, 0, 2**31 - 1)
-        _range("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1)
+        _range("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, 2**31 - 1)
+        if self.truncate_prompt_tokens == 0:
+            message = "truncate_prompt_tokens must be at least 1, or -1 for what fits, got 0"
+            raise BadRequest(message, param="truncate_prompt_tokens")
         penalty = self.repetition_penalty
         if penalty is not None and not (math.isfinite(penalty) and penalty > 0):
             message = f"repetition_penalty must be greater than 0, got {penalty}"
@@ -107,6 +162,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
             _range("logit_bias", bias, -100.0, 100.0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise BadRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
+        if self.structured_outputs is not None:
+            self.structured_outputs.check()
 
 
 def _range(name: str, value: float | None, low: float, high: float) -> None:

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from zlm.cli.accepted import ACCEPTED
-from zlm.cli.arguments import ARGUMENTS, Argument, changed
+from zlm.cli.argument import Argument
+from zlm.cli.arguments import ARGUMENTS, changed
 from zlm.cli.parse import SPELLINGS, parse
 from zlm.cli.unsupported import UNSUPPORTED
 from zlm.config import Config, ModelOptions
@@ -25,8 +26,13 @@ EXAMPLES: dict[str, tuple[list[str], Any]] = {
     "--max-model-len": (["8k"], 8000),
     "--served-model-name": (["a", "b"], ("a", "b")),
     "--load-format": (["gguf"], "gguf"),
+    "--task": (["embedding"], "embedding"),
+    "--runner": (["pooling"], "pooling"),
+    "--convert": (["embed"], "embed"),
     "--quantization": (["awq"], "awq"),
     "--generation-config": (["none"], "none"),
+    "--tool-call-parser": (["hermes"], "hermes"),
+    "--reasoning-parser": (["qwen3"], "qwen3"),
     "--chat-template": (["{{ messages }}"], "{{ messages }}"),
     "--seed": (["-1"], -1),
     "--block-size": (["32"], 32),
@@ -60,6 +66,7 @@ EXAMPLES: dict[str, tuple[list[str], Any]] = {
     "--max-prompts": (["8"], 8),
     "--max-concurrent-requests": (["16"], 16),
     "--template-timeout": (["2"], 2.0),
+    "--grammar-timeout": (["2"], 2.0),
 }
 
 
@@ -87,6 +94,14 @@ def leaf_fields(kind: type[msgspec.Struct], prefix: str = "") -> list[str]:
 def test_every_option_has_exactly_one_flag() -> None:
     fields = [row.field for row in ARGUMENTS] + ["model.model"]
     assert sorted(fields) == sorted(leaf_fields(Config))
+
+
+def test_flags_of_guides_to_tool_calls_work() -> None:
+    words = ["m", "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-reasoning"]
+    config, notes = parse([*words, "--reasoning-parser", "deepseek_r1"])
+    assert config.server.tool_call_parser == "hermes"
+    assert config.server.reasoning_parser == "deepseek_r1"
+    assert [note.partition(":")[0] for note in notes] == [words[1], words[4]]
 
 
 def test_spellings_are_unique_and_none_is_called_unsupported() -> None:
@@ -279,7 +294,7 @@ WRONG = [
     ("--block-size 24", "--block-size must be a power of two, got 24"),
     ("--chat-template t.jinja", "--chat-template must be a template or the path of a file"),
     ("--allowed-origins [1]", "--allowed-origins must be a string or a JSON list of strings"),
-    ("--task embedding", "--task must be auto or generate: any other task comes with a later"),
+    ("--task reward", "--task must be one of auto, generate, embedding, embed, classify, score"),
     ("--swap-space much", "--swap-space must be a number, got 'much'"),
     ("--tensor-parallel-size 2", "--tensor-parallel-size 2: this version runs one worker"),
     ("-pp 2", "-pp must be 1: this version runs one worker, got '2'"),

@@ -1,4 +1,4 @@
-"""Prefix cache, log-probabilities, echo and usage over HTTP: CASES 49, 52, 56, 57, 62, 63, 68."""
+"""Prefix cache, logprobs, echo and usage over HTTP: CASES 3, 49, 52, 56, 57, 62, 63, 68."""
 
 from pathlib import Path
 from typing import Any

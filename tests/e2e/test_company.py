@@ -1,4 +1,4 @@
-"""Requests beside others: CASES 20, 29, 93, 94 and sixty-four streams at once.
+"""Requests beside others: CASES 20, 25, 29, 93, 94 and sixty-four streams at once.
 
 Greedy and seeded answers in float32 do not depend on who else is there.
 """

@@ -139,7 +139,9 @@ def test_prompts_of_every_shape(client: openai.OpenAI) -> None:
     assert [choice.index for choice in texts.choices] == [0, 1]
     base = str(client.base_url).removesuffix("v1/")
     ids = [
-        client.post(f"{base}tokenize", body={"model": MODEL, "prompt": p}, cast_to=dict)["tokens"]  # type: ignore[type-arg]
+        client.post(f"{base}tokenize", body={"model": MODEL, "prompt": p}, cast_to=dict[str, Any])[
+            "tokens"
+        ]
         for p in prompts
     ]
     by_ids = client.completions.create(model=MODEL, prompt=ids, temperature=0)

@@ -21,20 +21,33 @@ from zlm.config import (
     SchedulerOptions,
 )
 from zlm.engine.core import EngineCore, Outputs
+from zlm.engine.grammar import GrammarCompiler
 from zlm.engine.prefix_cache import BlockHasher
 from zlm.messages import (
     FINISH_ABORT,
     OWNER_SHIFT,
     RUNNING,
     Abort,
+    Execute,
+    Grammar,
     LogprobColumns,
+    Masks,
     SamplingSpec,
     SequenceError,
     StepResult,
     Submit,
+    TokenBytes,
 )
 
 VOCAB, EOS = 29, 3
+
+# Tokens 4 to 28 are the letters a to y, the others stand for nothing.
+TOKENS = TokenBytes(
+    data=bytes(range(ord("a"), ord("z"))),
+    ends=np.array([0] * 4 + list(range(1, 26)), np.int32).tobytes(),
+    special_ids=np.array([0, 1, 2, 3], np.int32).tobytes(),
+    eos_ids=np.array([EOS], np.int32).tobytes(),
+)
 
 
 @dataclass
@@ -123,6 +136,8 @@ class Engine:
         )
         self.told: dict[int, Told] = {}
         self.pending: deque[StepResult] = deque()
+        self.held: deque[Execute] = deque()  # wait for masks, or behind one that does
+        self.compiles_later = False  # the test calls ``take_compiled``
         self.now = 0.0
         self._next_id = 1
 
@@ -143,6 +158,7 @@ class Engine:
         stop_ids: tuple[int, ...] = (),
         ignore_eos: bool = False,
         mask: bool = True,
+        grammar: Grammar | None = None,
     ) -> int:
         """Submit a prompt and return the id of its first sequence.
 
@@ -168,11 +184,16 @@ class Engine:
             ignore_eos=ignore_eos,
             priority=priority,
             cache_salt=salt,
+            grammar=grammar,
         )
         for sample in range(n):
             self.told[seq_id + sample] = Told(message, sample)
             self.told[seq_id + sample].prompt_logprobs = self.told[seq_id].prompt_logprobs
+        if grammar is not None:
+            self.core.learn(TOKENS)
         self._hear(self.core.submit(message))
+        while self.core.num_compiling and not self.compiles_later:
+            self._hear(self.core.take_compiled(self._tick()))
         return seq_id
 
     def abort(self, *seq_ids: int) -> None:
@@ -181,16 +202,24 @@ class Engine:
             if told is not None and not told.over:
                 told.aborted = True
         self._hear(self.core.abort(Abort(list(seq_ids)), self._tick()))
-        assert all(self.told[seq_id].over for seq_id in seq_ids if seq_id in self.told)
+        assert self.core.num_compiling or all(
+            self.told[seq_id].over for seq_id in seq_ids if seq_id in self.told
+        )
 
     def send(self) -> int:
         """Send as many steps as may be in flight; return how many were sent."""
         steps = list(self.core.next_steps(self._tick()))
-        self.pending.extend(self.worker.execute(step) for step in steps)
-        assert len(self.pending) <= self.resolved.config.scheduler.run_ahead_steps
-        if not self.core.is_idle:
+        for step in steps:
+            if isinstance(step, Masks):
+                self.pending.append(self.worker.execute(self.held.popleft(), step))
+            else:
+                self.held.append(step)
+            while self.held and not self.held[0].masked:
+                self.pending.append(self.worker.execute(self.held.popleft()))
+        assert len(self.held) + len(self.pending) <= self.resolved.config.scheduler.run_ahead_steps
+        if self.scheduler.has_work:
             assert self.pending, "the engine has work and does nothing"
-        return len(steps)
+        return sum(isinstance(step, Execute) for step in steps)
 
     def deliver(self) -> bool:
         """Deliver the oldest result, if any."""
@@ -211,6 +240,8 @@ class Engine:
     def check(self) -> None:
         """Check the books, and that the prefix cache holds what its keys stand for."""
         self.scheduler.check()
+        if self.held:  # what was sent has not all been computed
+            return
         for pool, written in zip(self.scheduler.kv.pools, self.worker.written, strict=True):
             for block in range(1, pool.num_usable + 1):
                 contents = pool.contents(block)
@@ -231,7 +262,12 @@ class Engine:
         assert told.over, "a sequence without a terminal row"
         if told.error is not None:
             return
-        alone, finish = generate_alone(submit, told.sample, self.worker.vocab_size, (EOS,))
+        grammar = None
+        if submit.grammar is not None:
+            compiled = GrammarCompiler(TOKENS, VOCAB).compile(submit.grammar)
+            grammar = compiled.fork(ignore_eos=submit.ignore_eos)
+        vocab_size = self.worker.vocab_size
+        alone, finish = generate_alone(submit, told.sample, vocab_size, (EOS,), grammar)
         if told.aborted:
             assert told.finish == FINISH_ABORT
             assert told.tokens == alone[: len(told.tokens)]

@@ -15,13 +15,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from zlm.engine.grammar import GrammarMatcher, GrammarState, Words
 from zlm.messages import (
     FINISH_EOS,
+    FINISH_GRAMMAR,
     FINISH_LENGTH,
     FINISH_STOP_ID,
     ROW_OK,
     Execute,
     LogprobColumns,
+    Masks,
     SamplingSpec,
     StepResult,
     Submit,
@@ -37,18 +40,34 @@ def chain(parent: int, token: int) -> int:
     return (mixed ^ mixed >> 29) or 1
 
 
-def next_token(value: int, num_outputs: int, sampling: SamplingSpec, vocab_size: int) -> int:
-    """Return the token that follows a context of chain value *value*."""
+def next_token(
+    value: int,
+    num_outputs: int,
+    sampling: SamplingSpec,
+    vocab_size: int,
+    words: Words | None = None,
+) -> int:
+    """Return the token that follows a context of chain value *value*; *words*: a grammar's mask."""
     token = chain(value ^ sampling.seed, 7) % vocab_size
     banned = np.frombuffer(sampling.banned_until_min, np.int32)
+    allowed = np.ones(vocab_size, np.bool_)
+    if words is not None:
+        bits = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little")
+        allowed &= bits.view(np.bool_)
     if num_outputs < sampling.min_tokens:
-        while token in banned:
-            token = (token + 1) % vocab_size
+        allowed[banned] = False
+    assert allowed.any(), "no token can follow"
+    while not allowed[token]:
+        token = (token + 1) % vocab_size
     return token
 
 
 def generate_alone(
-    submit: Submit, sample: int, vocab_size: int, eos_ids: Sequence[int]
+    submit: Submit,
+    sample: int,
+    vocab_size: int,
+    eos_ids: Sequence[int],
+    grammar: GrammarMatcher | None = None,
 ) -> tuple[list[int], int]:
     """Return the tokens and the finish code of a sequence, computed with no engine at all."""
     sampling = submit.sampling
@@ -62,14 +81,19 @@ def generate_alone(
         value = chain(value, token)
     tokens: list[int] = []
     while len(tokens) < submit.max_tokens:
-        token = next_token(value, len(tokens), seeded, vocab_size)
+        words = None if grammar is None else grammar.words
+        token = next_token(value, len(tokens), seeded, vocab_size, words)
         tokens.append(token)
         value = chain(value, token)
+        if grammar is not None:
+            grammar.advance(token)
         if len(tokens) >= sampling.min_tokens:
             if token in submit.stop_token_ids:
                 return tokens, FINISH_STOP_ID
             if token in eos_ids and not submit.ignore_eos:
                 return tokens, FINISH_EOS
+        if grammar is not None and grammar.state is GrammarState.COMPLETE:
+            return tokens, FINISH_GRAMMAR
     return tokens, FINISH_LENGTH
 
 
@@ -104,8 +128,10 @@ class FakeWorker:
         self.num_steps = 0
         self.num_computed = 0  # tokens
 
-    def execute(self, message: Execute) -> StepResult:
-        """Apply *message*, check it, and return the step's result."""
+    def execute(self, message: Execute, masks: Masks | None = None) -> StepResult:
+        """Apply *message*, check it, and return the step's result; *masks* if it is masked."""
+        assert message.masked == (masks is not None)
+        words = self._words(message.step, masks)
         assert message.step == self.num_steps
         self.num_steps += 1
         for join in message.joins:
@@ -127,7 +153,10 @@ class FakeWorker:
         for slot, start, count in rows:
             self._check_context(slot, start, start + count)
         sampling = [row for row, sample in zip(rows, samples, strict=True) if sample]
-        tokens = [self._sample(slot, start + count) for slot, start, count in sampling]
+        tokens = [
+            self._sample(slot, start + count, words.get(number))
+            for number, (slot, start, count) in enumerate(sampling)
+        ]
         return StepResult(
             step=message.step,
             token_ids=np.array(tokens, np.int32).tobytes(),
@@ -205,12 +234,22 @@ class FakeWorker:
         assert spec is not None, "a row of a slot that nobody joined"
         return spec
 
-    def _sample(self, slot: int, position: int) -> int:
+    def _words(self, step: int, masks: Masks | None) -> dict[int, Words]:
+        """Return the mask of each masked sampling row, by its number."""
+        if masks is None:
+            return {}
+        assert masks.step == step, "the masks of another step"
+        rows = np.frombuffer(masks.rows, np.int32).tolist()
+        words = np.frombuffer(masks.words, np.int32)
+        words = words.reshape(len(rows), -(-self.vocab_size // 32))
+        return dict(zip(rows, words, strict=True))
+
+    def _sample(self, slot: int, position: int, words: Words | None) -> int:
         spec = self._spec(slot)
         assert self.tokens[slot, position] == UNKNOWN, "a known token is sampled again"
         value = int(self.values[slot, position - 1])
         outputs = position - self.num_prompt[slot]
-        token = next_token(value, outputs, spec, self.vocab_size)
+        token = next_token(value, outputs, spec, self.vocab_size, words)
         self._store(slot, position, token)
         self.last_sampled[spec.seed] = max(position, self.last_sampled.get(spec.seed, 0))
         return token

@@ -7,8 +7,7 @@ tokens it gets when generated alone, and gave back its blocks.
 """
 
 from driver import EOS, VOCAB, Engine
-from hypothesis import HealthCheck, given, note, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, note, settings, strategies as st
 
 from zlm.messages import ROW_ALL_MASKED, ROW_NAN
 

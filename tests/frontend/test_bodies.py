@@ -67,9 +67,17 @@ def test_depth_of_values_that_errors_quote(house, field):
 
 def test_integer_that_no_message_can_carry(house):
     body = {"messages": [{"role": "user", "content": "x", "k": 2**70}]}
-    house.refused(house.post(CHAT, body), 400)
-    house.refused(house.post(COMPLETIONS, b'{"prompt": [99999999999999999999]}'), 400)
-    house.refused(house.post("/detokenize", b'{"tokens": [99999999999999999999]}'), 400)
+    house.refused(house.post(CHAT, body), 400, "messages")
+    body = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"k": -(2**70)}}
+    house.refused(house.post(CHAT, body), 400, "chat_template_kwargs")
+    huge = b"[99999999999999999999]"
+    house.refused(house.post(COMPLETIONS, b'{"prompt": %b}' % huge), 400, "prompt")
+    house.refused(
+        house.post(COMPLETIONS, b'{"prompt": "x", "stop_token_ids": %b}' % huge),
+        400,
+        "stop_token_ids",
+    )
+    house.refused(house.post("/detokenize", b'{"tokens": %b}' % huge), 400, "tokens")
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,15 @@ def test_max_completion_tokens_wins(house):
     house.refused(house.chat(max_completion_tokens=-1), 400, "max_completion_tokens")
 
 
+def test_no_output_only_with_echo(house):
+    """Scoring a conversation: prompt_logprobs and nothing after them."""
+    house.refused(house.chat(max_tokens=0, prompt_logprobs=0), 400, "max_tokens")
+    house.refused(house.chat(max_tokens=-1, echo=True), 400, "max_tokens")
+    assert house.chat(max_tokens=0, echo=True, prompt_logprobs=0).status == 200
+    params = house.generated().params
+    assert (params.max_tokens, params.prompt_logprobs) == (0, 0)
+
+
 def test_templates_of_clients_are_not_trusted_by_default(house):
     given = {"chat_template": "{{ messages }}"}
     message = house.refused(house.chat(**given), 400, "chat_template")
@@ -134,7 +143,8 @@ def test_contents(house):
         assert house.generated().chat.messages == [{"role": role, "content": plain}]
     assert _ask(house, [{"role": "user", "content": ["A"]}]).status == 200
     assert house.generated().chat.messages[0]["content"] == [{"type": "text", "text": "A"}]
-    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    call = {"role": "assistant", "content": None, "tool_calls": calls}
     assert _ask(house, [call]).status == 200
     assert house.generated().chat.messages == [{**call, "content": ""}]
 
@@ -178,20 +188,6 @@ def test_missing_messages(house):
     assert "unknown field" in message
 
 
-def test_tools(house):
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    house.refused(house.chat(tools=tools), 400, "tools")
-    house.refused(house.chat(tools=tools, tool_choice="auto"), 400, "tool_choice")
-    house.refused(house.chat(tool_choice="required"), 400, "tool_choice")
-    named = {"type": "function", "function": {"name": "f"}}
-    house.refused(house.chat(tools=tools, tool_choice=named), 400, "tool_choice")
-    for accepted in ({"tools": tools}, {"tools": []}, {}):
-        assert house.chat(**accepted, tool_choice="none").status == 200
-        assert house.generated().chat.tools is None
-    assert house.chat(tools=[], parallel_tool_calls=True).status == 200
-    house.refused(house.chat(tools="x"), 400, "tools")
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -201,11 +197,11 @@ def test_tools(house):
         ("functions", [{}]),
         ("function_call", "auto"),
         ("verbosity", "low"),
-        ("include_reasoning", False),
+        ("include_reasoning", "no"),
         ("best_of", 2),
-        ("response_format", {"type": "json_schema", "json_schema": {"schema": {}}}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x"}}),
         ("guided_grammar", "x"),
-        ("structured_outputs", {"json": {}}),
+        ("structured_outputs", {"json": 5}),
         ("n", 0),
         ("n", 129),
         ("logit_bias", {"AI": 1}),

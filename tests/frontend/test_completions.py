@@ -1,4 +1,7 @@
-"""POST /v1/completions: every field, the shapes of prompts and answers (CASES 19 to 63)."""
+"""POST /v1/completions: every field, the shapes of prompts and answers.
+
+CASES 6, 19, 26, 35, 37, 39, 40, 55, 56, 60, 62 and 63.
+"""
 
 import math
 from itertools import pairwise
@@ -120,25 +123,28 @@ def test_harmless_fields_are_accepted(house):
         use_beam_search=False,
         length_penalty=1.0,
         response_format={"type": "text"},
+        best_of=1,
     )
     assert response.status == 200
+    assert house.complete(n=2, best_of=2).status == 200
+    house.refused(house.complete(n=2, best_of=1), 400, "best_of")  # CASES 39
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("best_of", 1),
+        ("best_of", 0),
         ("best_of", 2),
         ("use_beam_search", True),
         ("length_penalty", 2.0),
         ("suffix", "x"),
         ("logits_processors", ["x"]),
         ("prompt_embeds", "x"),
-        ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema", "json_schema": {}}),
         ("response_format", {"type": "nonsense"}),
         ("response_format", "text"),
-        ("structured_outputs", {"regex": "a"}),
+        ("structured_outputs", {"regex": "a", "json": {}}),
+        ("structured_outputs", {}),
     ],
 )
 def test_unsupported_fields_are_refused_by_name(house, field, value):

@@ -237,5 +237,5 @@ def test_messages_of_the_inbox_have_handlers(make_house):
     from typing import get_args
 
     handled = {"Launch", "ServerState", "Drain", "Stop", "Deltas", "Failed", "Tokens"}
-    handled |= {"DetokenizedText", "EngineStats"}
+    handled |= {"DetokenizedText", "EngineStats", "Pooled"}
     assert {kind.__name__ for kind in get_args(ToFrontend)} == handled

@@ -1,8 +1,10 @@
-"""The connection: order, limits, timers, back-pressure, and what a hostile client may send."""
+"""The connection: order, limits, timers, back-pressure, and what a hostile client may send.
+
+CASES 88 and 90.
+"""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 GET_HEALTH = b"GET /health HTTP/1.1\r\nHost: zlm\r\n\r\n"
 GET_VERSION = b"GET /version HTTP/1.1\r\nHost: zlm\r\n\r\n"

@@ -1,4 +1,7 @@
-"""Routes, keys, origins, health, draining, request ids, metrics, log, choice of tokenizer."""
+"""Routes, keys, origins, health, draining, request ids, metrics, log, choice of tokenizer.
+
+CASES 65, 92 and 93.
+"""
 
 import logging
 
@@ -18,6 +21,8 @@ GUARDED = [
     ("GET", "/v1/models"),
     ("GET", "/v1/models/tiny"),
     ("GET", "/metrics"),
+    ("GET", "/openapi.json"),
+    ("GET", "/docs"),
     ("GET", "/nowhere"),
     ("POST", "/v1/responses"),
 ]
@@ -70,7 +75,7 @@ def test_endpoints_that_are_not_there_yet(house, path):
     assert path in message and "/v1/chat/completions" in message
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/load_lora_adapter"])
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
 def test_kinds_of_models_that_are_not_served_yet(house, path):
     message = house.refused(house.post(path, {"input": "x"}), 404)
     assert path in message and "not served yet" in message
@@ -117,6 +122,10 @@ def test_tokenize(house):
     command = house.commands[-1]
     assert command.chat.messages == messages and not command.add_special_tokens
     assert not command.chat.add_generation_prompt and command.chat.template_kwargs == {"k": 1}
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert house.post("/tokenize", {"messages": messages, "tools": tools}).status == 200
+    assert house.commands[-1].chat.tools == tools
+    house.refused(house.post("/tokenize", {"messages": messages, "tools": [{}]}), 400)
 
 
 def test_bad_tokenize(house):

@@ -1,4 +1,7 @@
-"""Streams in trouble: errors before and after the first byte, slow sockets, clients that leave."""
+"""Streams in trouble: errors before and after the first byte, slow sockets, clients that leave.
+
+CASES 7 and 94.
+"""
 
 import logging
 

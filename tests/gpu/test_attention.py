@@ -57,8 +57,7 @@ def test_one_graph_serves_all_lengths(pdl: bool) -> None:
     """
     if pdl and torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs sm90")
-    from zlm.kernels import attention_decode as decode
-    from zlm.kernels import attention_decode_plan as planning
+    from zlm.kernels import attention_decode as decode, attention_decode_plan as planning
 
     dtype, device = torch.bfloat16, torch.device("cuda")
     steps = [(1,) * 8, (500, 0, 33, 64, 1, 0, 0, 900), (0,) * 8, (1000,) * 8, (7, *(0,) * 7)]
@@ -103,9 +102,11 @@ def test_one_graph_serves_all_lengths(pdl: bool) -> None:
 
 def test_caches_beyond_32_bit_offsets() -> None:
     """Blocks past the 2^31st element are found by decode and prefill (a cache of 4.6 GB)."""
-    from zlm.kernels import attention_decode as decode
-    from zlm.kernels import attention_decode_plan as planning
-    from zlm.kernels import attention_prefill as prefill
+    from zlm.kernels import (
+        attention_decode as decode,
+        attention_decode_plan as planning,
+        attention_prefill as prefill,
+    )
 
     case = AttentionCase("far", 32, 8, 128, (100, 60), (40, 60))
     dtype, device = torch.bfloat16, torch.device("cuda")

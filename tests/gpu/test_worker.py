@@ -266,20 +266,21 @@ class OnHost:
 
 
 @pytest.mark.parametrize(
-    ("name", "max_num_seqs", "eager"),
+    ("name", "max_num_seqs", "way"),
     [
-        ("llama-64", 1, False),
-        ("gemma3-256", 5, False),
-        ("llama-64", 256, False),
-        ("gemma3-256", 256, True),
+        ("llama-64", 1, {}),
+        ("gemma3-256", 5, {}),
+        ("gemma3-256", 5, {"attention": "sdpa"}),
+        ("llama-64", 256, {}),
+        ("gemma3-256", 256, {"eager": True}),
     ],
 )
 def test_servers_of_every_size(
-    name: str, max_num_seqs: int, eager: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, max_num_seqs: int, way: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Started as a worker does; then random traffic, within the memory that was planned."""
     setting = dataclasses.replace(
-        SETTING, max_num_seqs=max_num_seqs, max_num_batched_tokens=512, eager=eager
+        SETTING, max_num_seqs=max_num_seqs, max_num_batched_tokens=512, **way
     )
     cache = CacheOptions(kv_cache_memory_bytes=KV_BYTES)
     resolved = runner_pairs.resolved_for(MODELS[name], setting, cache=cache)
@@ -293,6 +294,8 @@ def test_servers_of_every_size(
 
     monkeypatch.setattr(gpu_memory, "verify", noted)
     started = gpu_startup.start(resolved, 0, lambda phase: None)
+    while started.runner.use_idle_time():
+        pass
     totals = started.ready.num_blocks
     cpu = runner_pairs.cpu_runner(resolved, weights, max(totals), max_num_seqs)
     pair = Pair(started.runner, cpu, len(resolved.kv_groups))

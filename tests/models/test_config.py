@@ -192,8 +192,9 @@ def test_published_gemma3_text(tmp_path: Path) -> None:
     assert ours.layer_windows == (512, 512, 0, 512, 512, 0)
     assert (ours.rope.theta, ours.rope_sliding) == (500000.0, RopeSpec(theta=20000.0))
     write(tmp_path, "config.json", config | {"use_bidirectional_attention": True})
-    with pytest.raises(ModelError, match="embedding model"):
-        load_spec(tmp_path)
+    embedder = load_spec(tmp_path)
+    assert embedder.bidirectional and not embedder.can_generate
+    assert embedder.layer_windows == (257, 257, 0, 257, 257, 0)  # to either side, itself included
 
 
 def test_mistral_windows_absent_null_and_given(tmp_path: Path) -> None:
@@ -272,7 +273,7 @@ def test_unknown_architectures_name_the_known(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"Qwen3MoeForCausalLM is not .*nearest: Qwen3ForCausalLM"):
         spec_of(tmp_path, architectures=["Qwen3MoeForCausalLM"])
     with pytest.raises(ModelError, match="LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM"):
-        spec_of(tmp_path, architectures=["BertModel"])
+        spec_of(tmp_path, architectures=["T5EncoderModel"])
     with pytest.raises(ModelError, match="names no architecture"):
         spec_of(tmp_path, architectures=None)
     assert spec_of(tmp_path, architectures=None, model_type="qwen3").architecture == "qwen3"

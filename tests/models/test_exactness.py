@@ -1,5 +1,7 @@
 """A sequence's logits have the same bits whatever else is in the step, and in bfloat16 they hold.
 
+CASES 25.
+
 Run in a process of their own: MKL reads its setting (``zlm.ops.cpu_process``) when torch is loaded.
 """
 

@@ -132,7 +132,7 @@ def test_longrope(tmp_path: Path, max_model_len: int, length: int) -> None:
 
 
 def test_longrope_does_not_change_its_list_on_the_way(tmp_path: Path) -> None:
-    """A sequence that grows over the original window token by token ends as if computed at once."""
+    """A sequence that grows over the original window ends as if computed at once (CASES 106)."""
     golden = Golden(tiny_checkpoint(tmp_path, "llama", rope="longrope"))
     ids = golden.prompt(80)
     sequences = golden.sequences()

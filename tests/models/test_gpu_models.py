@@ -65,7 +65,7 @@ def test_deterministic_bits(name: str) -> None:
 
 @pytest.mark.parametrize("attention", ["triton", "sdpa"])
 def test_gemma_in_float16_does_not_overflow(attention: str) -> None:
-    """A residual, and what is added to it, far beyond float16's range."""
+    """A residual, and what is added to it, far beyond float16's range (CASES 107)."""
     spec, weights = SPECS["gemma3"], RandomWeights(SPECS["gemma3"])
     for name, tensor in weights.tensors.items():
         if "down_proj" in name or "o_proj" in name:

@@ -102,6 +102,7 @@ def test_unknown_architecture(spec: ModelSpec, tensors: Tensors) -> None:
 
 
 def test_untied_without_a_head_is_refused(spec: ModelSpec, tensors: Tensors) -> None:
+    """CASES 102."""
     del tensors[HEAD]
     with pytest.raises(ModelError, match=r"lacks lm_head\.weight, .* not tied"):
         build(spec, tensors)

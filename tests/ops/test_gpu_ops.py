@@ -9,7 +9,7 @@ from torch import Tensor
 
 triton_interpreter.enable()
 
-from zlm.errors import ConfigError  # noqa: E402
+from zlm.errors import ConfigError, ModelError  # noqa: E402
 from zlm.ops.backend import Geometry  # noqa: E402
 from zlm.ops.batch import GroupBatch, StepBatch  # noqa: E402
 from zlm.ops.cpu import CpuOps  # noqa: E402
@@ -140,6 +140,12 @@ def test_caches() -> None:
 def test_deterministic_with_sdpa_is_refused() -> None:
     with pytest.raises(ConfigError, match="--deterministic needs --attention-backend triton"):
         gpu_ops(attention="sdpa", deterministic=True)
+
+
+def test_wider_heads_than_the_kernels_take_are_refused() -> None:
+    norms = {"q_norm": None, "k_norm": None, "eps": EPS}
+    with pytest.raises(ModelError, match="heads of 320 values: on a GPU they may have 256"):
+        gpu_ops().attention(Geometry(4, 1, 320), scale=1.0, softcap=0.0, **norms)
 
 
 def step(rows: list[tuple[int, int]], table: Tensor, window: int) -> StepBatch:

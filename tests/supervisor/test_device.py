@@ -7,8 +7,7 @@ from specs import small_spec
 
 from zlm.config import ComputeOptions, Config, ModelOptions, ParallelOptions
 from zlm.errors import ConfigError
-from zlm.supervisor import device as device_module
-from zlm.supervisor import resolve as resolve_module
+from zlm.supervisor import device as device_module, resolve as resolve_module
 from zlm.supervisor.device import choose, find_device, missing_gpu
 from zlm.supervisor.resolve import idle_flags, resolve_config
 

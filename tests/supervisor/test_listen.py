@@ -77,7 +77,7 @@ def test_a_port_that_front_ends_share_is_taken_for_a_second_server() -> None:
     for count in (1, 2):
         with pytest.raises(ConfigError, match=rf"--port {port} on 127.0.0.1 is taken"):
             open_listener(ServerOptions(port=port, api_server_count=count), {})
-    connect(first)
+    socket.create_connection(("127.0.0.1", port)).close()
     first.close()
     alone = open_listener(ServerOptions(port=port), {})
     with pytest.raises(ConfigError, match=rf"--port {port} on 127.0.0.1 is taken"):

@@ -166,8 +166,7 @@ def decode_both(
     The kernel is run twice over the same buffers, which must be ready for the second time. They are
     *workspace*, or made by what else is given.
     """
-    from zlm.kernels import attention_decode as decode
-    from zlm.kernels import attention_decode_plan as planning
+    from zlm.kernels import attention_decode as decode, attention_decode_plan as planning
 
     rows = paged(case, dtype, device, stale=float("nan"))
     q = queries(case, dtype, device)

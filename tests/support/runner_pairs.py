@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
-from worker_steps import entries_of, execute, join, tokens_of
+from worker_steps import entries_of, execute, join, masks_of, tokens_of
 
 from zlm.config import (
     ComputeOptions,
@@ -90,10 +91,18 @@ class Pair(Tables):
         rows: list[tuple[int, int, int, int]],
         joins: Sequence[Join] = (),
         copies: Sequence[tuple[int, int, int]] = (),
+        masks: dict[int, list[int]] | None = None,
     ) -> list[int]:
-        """Run *rows* of (slot, start, count, sample) on both and return what was sampled."""
+        """Run *rows* of (slot, start, count, sample) on both and return what was sampled.
+
+        *masks*: the ids that sampling rows may only use, by their number.
+        """
         message = self.message(rows, joins, copies)
-        got, wanted = self.gpu.execute(message), self.cpu.execute(message)
+        told = None
+        if masks is not None:
+            message = msgspec.structs.replace(message, masked=True)
+            told = masks_of(message.step, masks)
+        got, wanted = self.gpu.execute(message, told), self.cpu.execute(message, told)
         assert tokens_of(got) == tokens_of(wanted)
         assert got.status == wanted.status and got.step == wanted.step
         for mine, theirs in (
@@ -122,7 +131,11 @@ def resolved_for(spec: ModelSpec, setting: Setting, **parts: Any) -> Resolved:
             max_num_seqs=setting.max_num_seqs,
             max_num_batched_tokens=setting.max_num_batched_tokens,
         ),
-        compute=ComputeOptions(enforce_eager=setting.eager, deterministic=setting.deterministic),
+        compute=ComputeOptions(
+            enforce_eager=setting.eager,
+            deterministic=setting.deterministic,
+            attention_backend=setting.attention,  # type: ignore[arg-type]
+        ),
         **parts,
     )
     return resolve(config, spec, model_path="m", tokenizer_path="m", device=setting.device)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zlm.messages import Execute, Join, SamplingSpec
+from zlm.messages import Execute, Join, Masks, SamplingSpec
 from zlm.ops import kv_cache
 from zlm.ops.batch import StepBatch
 from zlm.worker.model_runner import ModelRunner
@@ -116,6 +116,15 @@ class Harness:
                 self.next_block += 1
         self.steps += 1
         return self.runner.execute(execute(self.steps, rows, joins, entries, copies))
+
+
+def masks_of(step: int, masks: dict[int, list[int]], vocab_size: int = VOCAB) -> Masks:
+    """Return the masks of a step: the ids that sampling rows may only use, by their number."""
+    bits = np.zeros((len(masks), -(-vocab_size // 32) * 32), np.bool_)
+    for row, allowed in zip(bits, masks.values(), strict=True):
+        row[allowed] = True
+    words = np.packbits(bits, axis=1, bitorder="little")
+    return Masks(step, np.array(list(masks), np.int32).tobytes(), words.tobytes())
 
 
 def execute(step, rows, joins=(), entries=(), copies=()) -> Execute:

@@ -35,6 +35,7 @@ from zlm.messages import (
     SequenceError,
     StepOutput,
     Submit,
+    TokenBytes,
 )
 from zlm.sampling_params import SamplingParams
 from zlm.tokenizer.core import TokenizerCore
@@ -153,17 +154,24 @@ def save_folder(tmp_path: Path) -> Callable[..., Path]:
 class FakeEngine:
     """Takes what the core submits; ``step`` makes it tell the core tokens, as the engine would."""
 
-    def __init__(self, resolved: Resolved) -> None:
+    def __init__(self, resolved: Resolved, run_later: Callable | None = None) -> None:
         self.resolved = resolved
         self.submits: list[Submit] = []
+        self.vocabularies: list[TokenBytes] = []
         self.aborts: list[int] = []
         self.answers: list[Any] = []
         self.core = TokenizerCore(
-            resolved, 3, to_engine=self._take, to_frontend=lambda i, m: self.answers.append(m)
+            resolved,
+            3,
+            to_engine=self._take,
+            to_frontend=lambda i, m: self.answers.append(m),
+            run_later=run_later,
         )
 
-    def _take(self, message: Submit | Abort) -> None:
-        if isinstance(message, Submit):
+    def _take(self, message: Submit | Abort | TokenBytes) -> None:
+        if isinstance(message, TokenBytes):
+            self.vocabularies.append(message)
+        elif isinstance(message, Submit):
             self.submits.append(message)
         else:
             self.aborts += message.seq_ids
@@ -253,6 +261,7 @@ def make_engine(save_folder: Callable[..., Path]) -> Iterator[Callable[..., Fake
         seed: int | None = None,
         folder: Path | None = None,
         chat_template_flag: str | None = None,
+        run_later: Callable | None = None,
         **config: Any,
     ) -> FakeEngine:
         path = str(folder or save_folder(kind, **config))
@@ -277,7 +286,7 @@ def make_engine(save_folder: Callable[..., Path]) -> Iterator[Callable[..., Fake
         )
         # As it comes to a process: over the wire.
         resolved = msgspec.msgpack.decode(msgspec.msgpack.encode(resolved), type=Resolved)
-        made.append(FakeEngine(resolved))
+        made.append(FakeEngine(resolved, run_later))
         return made[-1]
 
     yield make

@@ -1,4 +1,4 @@
-"""What is refused, and what the engine is asked (CASES 15, 16, 19, 33, 34, 35, 37, 43, 44)."""
+"""What is refused, and what the engine is asked (CASES 15, 16, 19, 32, 33, 34, 35, 37, 43, 44)."""
 
 import struct
 import time
@@ -164,6 +164,21 @@ def test_truncation_keeps_the_last_tokens(make_engine: Callable) -> None:
     text = "The quick brown fox. " * 40
     (submit,) = engine.generate(text, truncate_prompt_tokens=5)
     assert ints(submit.token_ids) == engine.core.vocabulary.encode(text)[-5:]
+
+
+def test_truncation_to_what_fits(make_engine: Callable) -> None:
+    engine = make_engine(max_model_len=32)
+    prompt = list(range(100))
+    for most, kept in ((10, 22), (31, 1), (None, 31)):
+        (submit,) = engine.generate(prompt, truncate_prompt_tokens=-1, max_tokens=most)
+        assert ints(submit.token_ids) == prompt[-kept:]
+    (submit,) = engine.generate([1, 2, 3], truncate_prompt_tokens=-1, max_tokens=4)
+    assert ints(submit.token_ids) == [1, 2, 3]
+    assert engine.generate(prompt, truncate_prompt_tokens=-1, max_tokens=32) == []
+    assert "32" in engine.failed().message
+    engine.core.handle(EngineReady(num_blocks=[1], max_sequence_tokens=16))
+    (submit,) = engine.generate(prompt, truncate_prompt_tokens=-1, max_tokens=4)
+    assert ints(submit.token_ids) == prompt[-12:]
 
 
 def test_empty_prompts(make_engine: Callable) -> None:

@@ -1,6 +1,6 @@
 """Requests from Generate to their end, with a fake engine.
 
-CASES 1, 9, 10, 13, 15, 37, 55, 56, 59, 62, 71.
+CASES 1, 2, 9, 10, 13, 15, 37, 55, 56, 59, 62, 71.
 """
 
 import logging
@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from zlm.messages import (
     FINISH_ABORT,

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from zlm.tokenizer.detokenize import detokenizer
 from zlm.tokenizer.token_table import TokenTable

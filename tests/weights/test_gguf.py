@@ -6,8 +6,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from zlm.errors import ModelError
 from zlm.weights.gguf import TENSOR_TYPES, GGUFFile

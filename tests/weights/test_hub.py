@@ -56,6 +56,22 @@ def test_only_what_is_needed_is_fetched(hub: FakeHub, tmp_path: Path) -> None:
     assert hub.fetched() == []
 
 
+def test_modules_of_an_embedding_model_are_fetched(hub: FakeHub) -> None:
+    modules = {
+        "modules.json": b"[]",
+        "1_Pooling/config.json": b"{}",
+        "2_Dense/config.json": b"{}",
+        "2_Dense/model.safetensors": b"dense",
+        "2_Dense/pytorch_model.bin": b"pickle",
+        "onnx/model.onnx": b"another format",
+    }
+    hub.repositories[MODEL] |= modules
+    folder = Path(resolve_model(MODEL))
+    assert (folder / "2_Dense" / "model.safetensors").read_bytes() == b"dense"
+    assert (folder / "1_Pooling" / "config.json").is_file()
+    assert not [name for name in hub.fetched() if name.endswith((".bin", ".onnx"))]
+
+
 def test_download_dir_revision_and_tokenizer(hub: FakeHub, tmp_path: Path) -> None:
     keywords = {"revision": "main", "download_dir": str(tmp_path / "elsewhere")}
     folder = Path(resolve_tokenizer(MODEL, **keywords))

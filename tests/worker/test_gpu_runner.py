@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 import triton_interpreter
 from worker_steps import execute, floats, ids, join, tokens_of
 
@@ -12,9 +13,11 @@ import runner_pairs  # noqa: E402
 from runner_pairs import Setting  # noqa: E402
 
 from zlm.config import ModelSpec, Resolved  # noqa: E402
+from zlm.ops.gpu import GpuOps  # noqa: E402
 from zlm.worker import gpu_startup, gpu_steps  # noqa: E402
 from zlm.worker.dummy_weights import DummyWeights  # noqa: E402
 from zlm.worker.gpu_startup import Assembled  # noqa: E402
+from zlm.worker.gpu_steps import StepShape  # noqa: E402
 
 # Padding is computed from memory that nobody has written.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -82,6 +85,49 @@ def test_a_row_that_does_not_sample_among_decodes() -> None:
     assert len(pair.step([(3, 6, 1, 1), (1, 4, 1, 0)])) == 1
     assert len(pair.step([(3, 7, 1, 1), (1, 5, 1, 1)])) == 2
     assert pair.step([(1, 6, 1, 0)]) == []
+
+
+def test_once_its_prompt_is_reported_a_sequence_is_like_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only steps with prompt tokens to report need hidden states, which a graph does not give."""
+    pair = Pair()
+    graphs = FakeGraphs(pair.gpu.graphs.run)
+    monkeypatch.setattr(pair.gpu, "graphs", graphs)
+    pair.step([(0, 0, 9, 0)], [join(0, PROMPT, prompt_logprobs=2)])
+    pair.step([(0, 9, 13, 0)])
+    assert not graphs.ran
+    pair.step([(0, 22, 1, 1)])
+    pair.step([(0, 23, 1, 1)])
+    assert graphs.ran == [pair.assembled.sizes.decodes(1)] * 2
+
+
+def test_masks_of_grammars_beside_every_kind_of_sampling() -> None:
+    """Two of five rows are masked, in prefill and in steady decode: greedy, drawn, reported."""
+    pair = Pair()
+    kinds = [
+        {},
+        {"temperature": 0.9, "seed": 4, "top_k": 8},
+        {"logprobs": 2, "allowed_ids": ids(range(0, 97, 2))},
+        {"temperature": 1.0, "seed": 6, "presence_penalty": 1.0, "logprobs": 1},
+        {"temperature": 1.1, "seed": 7},
+    ]
+    joins = [join(slot, PROMPT[slot:], **kind) for slot, kind in enumerate(kinds)]
+    lengths = [len(PROMPT) - slot for slot in range(5)]
+    allowed = [5, 6, 40, 96]
+    rows = [(slot, 0, lengths[slot], 1) for slot in range(5)]
+    first = pair.step(rows, joins, masks={1: allowed, 2: allowed})
+    assert first[1] in allowed and first[2] in (6, 40, 96)
+    for more in range(3):
+        rows = [(slot, lengths[slot] + more, 1, 1) for slot in range(5)]
+        got = pair.step(rows, masks={0: [more], 3: allowed})
+        assert got[0] == more and got[3] in allowed
+    rows = [(slot, lengths[slot] + 3, 1, 1) for slot in range(5)]
+    pair.step(rows, masks={})  # those that had a grammar are over
+    rows = [(slot, lengths[slot] + 4, 1, 1) for slot in range(5)]
+    pair.step(rows)
+    rows = [(slot, lengths[slot] + 5, 1, 1) for slot in range(5)]
+    assert pair.step(rows, masks={2: [1, 3]})[2] == 0  # the lists of the request allow neither
 
 
 def test_every_kind_of_sampling_in_one_batch() -> None:
@@ -155,8 +201,13 @@ class FakeGraphs:
     """Remembers what was captured, and runs steps without."""
 
     def __init__(self, run: Any) -> None:
-        self.run = run
+        self._run = run
         self.captured: list[tuple] = []
+        self.ran: list[StepShape] = []
+
+    def run(self, shape: StepShape, form: str) -> None:
+        self.ran.append(shape)
+        self._run(shape, form)
 
     def takes(self, *key: Any) -> bool:
         return key not in self.captured
@@ -180,3 +231,30 @@ def test_idle_time_captures_steps_of_padding(monkeypatch: pytest.MonkeyPatch) ->
     assert not pair.gpu.use_idle_time() and not pair.gpu.use_idle_time()
     assert graphs.captured == [(shapes[0], "draw"), (shapes[2], "draw")]
     pair.step([(4, 25, 1, 1)])
+
+
+def test_only_decodes_of_the_attention_for_old_cards_are_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its steps with prompts need lengths on the host, which a graph would keep for ever."""
+    pair = Pair(attention="sdpa")
+    graphs = FakeGraphs(pair.gpu.graphs.run)
+    monkeypatch.setattr(pair.gpu, "graphs", graphs)
+    sizes = pair.assembled.sizes
+    pair.gpu.spare_shapes.extend([sizes.mixed(4, 1, 16, 5), sizes.decodes(2)])
+    assert not pair.gpu.use_idle_time()
+    assert graphs.captured == [(sizes.decodes(2), "draw")]
+    pair.step([(4, 0, 9, 1)], [join(4, PROMPT[:9])])
+    pair.step([(2, 0, 9, 1), (4, 9, 1, 1)], [join(2, PROMPT[:9])])
+    assert not graphs.ran
+    pair.step([(2, 9, 1, 1), (4, 10, 1, 1)])
+    pair.step([(2, 10, 1, 1), (4, 11, 1, 1)])
+    assert graphs.ran == [sizes.decodes(2)] * 2
+
+
+@pytest.mark.parametrize(("attention", "tokens"), [("triton", 72), ("sdpa", 6)])
+def test_memory_is_planned_for_what_is_captured(attention: str, tokens: int) -> None:
+    resolved = runner_pairs.resolved_for(spec(()), Setting(max_num_batched_tokens=64))
+    ops = GpuOps(torch.device("cpu"), torch.float32, attention=attention)
+    limits = gpu_startup.capacities(resolved, gpu_steps.StepSizes(6), ops)
+    assert limits.tokens == 72 and limits.graph_tokens == tokens

@@ -1,8 +1,7 @@
 """The arithmetic of the KV cache's size."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from zlm.errors import ConfigError
 from zlm.worker.memory_plan import Demand, GroupFacts, blocks_of_sequence, plan

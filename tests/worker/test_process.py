@@ -79,6 +79,8 @@ def receive(inbox: Inbox, kind: type) -> object:
 class AheadRunner:
     """A device that has one step ended whenever two are in flight."""
 
+    awaits_masks = False
+
     def __init__(self) -> None:
         self.running: deque[int] = deque()
         self.spare = 3

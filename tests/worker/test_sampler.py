@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from worker_steps import CPU, entries_of, floats, ids, join
 
 from zlm.messages import ROW_ALL_MASKED, ROW_NAN, Join

@@ -49,7 +49,28 @@ def _only(what: str, *possible: str) -> Callable[[str], str]:
     return take
 
 
+def _tools_when_none(value: str) -> str:
+    if not values.switch(value):
+        raise ValueError("cannot be off: with tool_choice none, tools are left out of the prompt")
+    return "with tool_choice none, tools are left out of the prompt"
+
+
 ACCEPTED = (
+    Accepted(
+        flag="--enable-auto-tool-choice",
+        take=lambda value: "requests may always bring tools",
+        help="always on: a request that brings tools may get calls",
+    ),
+    Accepted(
+        flag="--exclude-tools-when-tool-choice-none",
+        take=_tools_when_none,
+        help="always on",
+    ),
+    Accepted(
+        flag="--enable-reasoning",
+        take=lambda value: "thoughts are always told apart from the content",
+        help="always on for models that think",
+    ),
     Accepted(
         flag="--swap-space",
         metavar="GIB",
@@ -67,23 +88,5 @@ ACCEPTED = (
         take=_pipeline_parallel_size,
         spellings=("-pp",),
         help="1 in this version",
-    ),
-    Accepted(
-        flag="--task",
-        metavar="TASK",
-        take=_only("any other task", "auto", "generate"),
-        help="auto or generate",
-    ),
-    Accepted(
-        flag="--runner",
-        metavar="RUNNER",
-        take=_only("any other runner", "auto", "generate"),
-        help="auto or generate",
-    ),
-    Accepted(
-        flag="--convert",
-        metavar="KIND",
-        take=_only("conversion of models", "auto", "none"),
-        help="auto or none",
     ),
 )

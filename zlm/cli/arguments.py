@@ -5,39 +5,21 @@ Defaults are not repeated here: help reads them from ``Config``. Flags that set 
 ``accepted``, flags of vLLM that zlm lacks in ``unsupported``.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from zlm.cli import values
-from zlm.config import DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, Config, ModelOptions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Argument:
-    """A flag. Without ``metavar`` it is a switch: ``--x`` and ``--no-x``."""
-
-    flag: str
-    field: str  # dotted path in Config
-    help: str
-    metavar: str = ""
-    parse: Callable[[str], Any] = values.switch
-    spellings: tuple[str, ...] = ()  # other names of the flag
-    off: tuple[str, ...] = ()  # other names of the switch's --no- form
-    default: str = ""  # what help says of the default; else it is read from Config
-    takes: str = "one"  # one value; "words": all up to the next flag; "repeats": one each time
-
-    @property
-    def is_switch(self) -> bool:
-        return not self.metavar
-
-    def value_in(self, config: Config) -> Any:
-        """Return what *config* has in this flag's field."""
-        value: Any = config
-        for name in self.field.split("."):
-            value = getattr(value, name)
-        return value
-
+from zlm.cli.argument import Argument
+from zlm.cli.arguments_requests import REQUESTS
+from zlm.config import (
+    CONVERSIONS,
+    DTYPES,
+    KV_CACHE_DTYPES,
+    LOAD_FORMATS,
+    RUNNERS,
+    TASKS,
+    Config,
+    ModelOptions,
+)
 
 MODEL = (
     Argument(
@@ -123,6 +105,27 @@ MODEL = (
         parse=values.chat_template,
         help="a Jinja file, or the template itself",
         default="the checkpoint's",
+    ),
+    Argument(
+        flag="--runner",
+        field="model.runner",
+        metavar="RUNNER",
+        parse=values.choice(*RUNNERS),
+        help="generate (text), pooling (embeddings and scores), or auto: as the checkpoint is",
+    ),
+    Argument(
+        flag="--convert",
+        field="model.convert",
+        metavar="KIND",
+        parse=values.choice(*CONVERSIONS),
+        help="embed makes an embedding model of a model of text; none, classify, auto",
+    ),
+    Argument(
+        flag="--task",
+        field="model.task",
+        metavar="TASK",
+        parse=values.choice(*TASKS),
+        help="an older name of both: auto, generate, embedding (or embed), classify, score",
     ),
     Argument(
         flag="--seed",
@@ -343,87 +346,6 @@ SERVER = (
         metavar="SECONDS",
         parse=values.number,
         help="how long running requests may finish after SIGTERM",
-    ),
-)
-
-REQUESTS = (
-    Argument(
-        flag="--unknown-fields",
-        field="server.unknown_fields",
-        metavar="HOW",
-        parse=values.choice("reject", "ignore"),
-        help="unknown fields of a request: reject or ignore",
-    ),
-    Argument(
-        flag="--clamp-max-tokens",
-        field="server.clamp_max_tokens",
-        help="cut a max_tokens that is larger than the room left, rather than refuse it",
-    ),
-    Argument(
-        flag="--allow-special-tokens-in-content",
-        field="server.allow_special_tokens_in_content",
-        help="let users type control tokens",
-    ),
-    Argument(
-        flag="--trust-request-chat-template",
-        field="server.trust_request_chat_template",
-        help="let requests bring chat templates; a slow one holds up its tokenizer process",
-    ),
-    Argument(
-        flag="--max-body-bytes",
-        field="server.limits.max_body_bytes",
-        metavar="SIZE",
-        parse=values.size_bytes,
-        help="largest body of a request",
-    ),
-    Argument(
-        flag="--max-header-bytes",
-        field="server.limits.max_header_bytes",
-        metavar="SIZE",
-        parse=values.size_bytes,
-        help="largest request line and headers",
-    ),
-    Argument(
-        flag="--max-header-count",
-        field="server.limits.max_header_count",
-        metavar="N",
-        parse=values.integer,
-        help="most headers of a request",
-    ),
-    Argument(
-        flag="--body-timeout",
-        field="server.limits.body_timeout_seconds",
-        metavar="SECONDS",
-        parse=values.number,
-        help="how long a client may take to send a request",
-    ),
-    Argument(
-        flag="--keep-alive-timeout",
-        field="server.limits.keep_alive_seconds",
-        metavar="SECONDS",
-        parse=values.number,
-        help="how long an idle connection stays open",
-    ),
-    Argument(
-        flag="--max-prompts",
-        field="server.limits.max_prompts",
-        metavar="N",
-        parse=values.integer,
-        help="most prompts in one request",
-    ),
-    Argument(
-        flag="--max-concurrent-requests",
-        field="server.limits.max_concurrent_requests",
-        metavar="N",
-        parse=values.integer,
-        help="open requests a front end holds before it answers 503",
-    ),
-    Argument(
-        flag="--template-timeout",
-        field="server.limits.template_seconds",
-        metavar="SECONDS",
-        parse=values.number,
-        help="how long a chat template may run",
     ),
 )
 

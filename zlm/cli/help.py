@@ -3,7 +3,8 @@
 import textwrap
 
 from zlm.cli.accepted import ACCEPTED, Accepted
-from zlm.cli.arguments import GROUPS, Argument
+from zlm.cli.argument import Argument
+from zlm.cli.arguments import GROUPS
 from zlm.cli.parse import CONFIG_FLAG, KEY_FILE_FLAG
 from zlm.config import Config, ModelOptions
 

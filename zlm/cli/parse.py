@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from zlm.cli.accepted import ACCEPTED, Accepted
-from zlm.cli.arguments import ARGUMENTS, Argument
+from zlm.cli.argument import Argument
+from zlm.cli.arguments import ARGUMENTS
 from zlm.cli.unsupported import UNSUPPORTED
 from zlm.config import (
     CacheOptions,

@@ -5,15 +5,8 @@ names are those of its releases up to 0.33, old spellings too.
 """
 
 LATER = {
-    "structured output and tool calls come with a later version": (
-        "enable-auto-tool-choice tool-call-parser tool-parser-plugin tool-server "
-        "exclude-tools-when-tool-choice-none guided-decoding-backend structured-outputs-config "
-        "guided-decoding-disable-fallback guided-decoding-disable-any-whitespace "
-        "guided-decoding-disable-additional-properties logits-processor-pattern "
-        "logits-processors"
-    ),
-    "separate reasoning output comes with a later version": (
-        "reasoning-parser reasoning-parser-plugin enable-reasoning"
+    "plugins come with a later version": (
+        "tool-parser-plugin tool-server logits-processor-pattern logits-processors"
     ),
     "adapters come with a later version": (
         "enable-lora enable-lora-bias lora-modules max-loras max-lora-rank lora-extra-vocab-size "
@@ -47,6 +40,10 @@ INSTEAD = {
         "attention-config use-trtllm-attention disable-cascade-attn override-attention-dtype"
     ),
     "kernels are chosen by the card and the shapes": "kernel-config",
+    "grammars have one backend here, and requests say the rest in structured_outputs": (
+        "guided-decoding-backend structured-outputs-config guided-decoding-disable-fallback "
+        "guided-decoding-disable-any-whitespace guided-decoding-disable-additional-properties"
+    ),
     "steps always run ahead: --run-ahead-steps": (
         "async-scheduling num-scheduler-steps multi-step-stream-outputs"
     ),

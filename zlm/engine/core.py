@@ -10,19 +10,24 @@ Promise: each submitted sequence gets exactly one terminal row or error, whateve
 from collections.abc import Iterator, Sequence
 
 from zlm.config import Resolved
+from zlm.engine.grammar_queue import GrammarQueue
 from zlm.engine.kv_groups import KVGroups
 from zlm.engine.limits import SchedulerLimits
+from zlm.engine.news import refused
+from zlm.engine.no_kv import NoKV
 from zlm.engine.prefix_cache import BlockHasher
 from zlm.engine.scheduler import Scheduler
-from zlm.errors import ConfigError
+from zlm.errors import ConfigError, ZlmError
 from zlm.messages import (
     Abort,
     EngineReady,
     EngineStats,
     Execute,
+    Masks,
     StepOutput,
     StepResult,
     Submit,
+    TokenBytes,
     WorkerReady,
 )
 
@@ -47,39 +52,74 @@ class EngineCore:
         block can be had.
         """
         config = resolved.config
+        spec = resolved.spec
+        pooling = spec.pooling
         limits = SchedulerLimits(
             max_model_len=resolved.max_model_len,
             max_num_seqs=resolved.max_num_seqs,
             max_num_batched_tokens=resolved.max_num_batched_tokens,
             vocab_size=resolved.spec.vocab_size,
             eos_ids=resolved.spec.eos_token_ids,
-            chunked_prefill=config.scheduler.enable_chunked_prefill,
+            chunked_prefill=config.scheduler.enable_chunked_prefill and not spec.bidirectional,
             by_priority=config.scheduler.policy == "priority",
-            prefix_caching=config.cache.enable_prefix_caching,
+            # A mean needs the hidden states of all tokens; an encoder keeps nothing.
+            prefix_caching=config.cache.enable_prefix_caching
+            and not spec.bidirectional
+            and (pooling is None or pooling.kind == "last"),
         )
-        kv = KVGroups(
-            [group.window_tokens for group in resolved.kv_groups],
-            num_blocks,
-            config.cache.block_size_tokens,
-            limits.max_num_seqs,
-            keep_contents=verify,
-        )
+        block_size, slots = config.cache.block_size_tokens, limits.max_num_seqs
+        windows = [group.window_tokens for group in resolved.kv_groups]
+        if windows:
+            kv = KVGroups(windows, num_blocks, block_size, slots, keep_contents=verify)
+        else:
+            kv = NoKV(block_size, slots)
         if kv.min_free() < 1:
             raise ConfigError(
                 f"the KV cache has no room ({list(num_blocks)} blocks): give it more with "
                 "--kv-cache-memory-bytes or --gpu-memory-utilization"
             )
         self.scheduler = Scheduler(limits, kv, hasher or BlockHasher(), verify=verify)
+        self._grammars = GrammarQueue(resolved.spec.vocab_size)
         self._run_ahead = config.scheduler.run_ahead_steps
 
     # ------------------------------------------------------------------ messages in
 
     def submit(self, message: Submit) -> Outputs:
-        """Queue a prompt; the outputs are its refusal, if it can never run."""
+        """Queue a prompt; the outputs are its refusal, if it can never run.
+
+        One with a grammar waits until that is compiled, see ``take_compiled``.
+        """
+        if message.grammar is not None:
+            self._grammars.put(message)
+            return []
         return self.scheduler.submit(message).outputs()
 
+    def learn(self, message: TokenBytes) -> None:
+        """Take in the vocabulary that grammars are compiled for."""
+        self._grammars.learn(message)
+
+    @property
+    def num_compiling(self) -> int:
+        """Prompts that wait for their grammar: ``take_compiled`` must be called again soon."""
+        return len(self._grammars)
+
+    def take_compiled(self, now: float) -> Outputs:
+        """Queue the prompts whose grammar is compiled by now; the outputs are their refusals."""
+        outputs: Outputs = []
+        for done in self._grammars.take():
+            if isinstance(done.result, ZlmError):
+                self.scheduler.statistics.refused(done.submit.n)
+                outputs += refused(done.submit, done.result).outputs()
+                continue
+            outputs += self.scheduler.submit(done.submit, done.result).outputs()
+            if done.aborted:
+                outputs += self.scheduler.abort(Abort(done.aborted), now).outputs()
+        return outputs
+
     def abort(self, message: Abort, now: float) -> Outputs:
-        """End sequences; the outputs are their terminal rows."""
+        """End sequences; the outputs are their terminal rows (later, if they are compiled for)."""
+        if self._grammars:
+            message = Abort(self._grammars.abort(message.seq_ids))
         return self.scheduler.abort(message, now).outputs()
 
     def apply(self, message: StepResult, now: float) -> Outputs:
@@ -88,16 +128,23 @@ class EngineCore:
 
     # ------------------------------------------------------------------ messages out
 
-    def next_steps(self, now: float) -> Iterator[Execute]:
+    def next_steps(self, now: float) -> Iterator[Execute | Masks]:
         """Plan the steps to send now, so that ``run_ahead_steps`` of them are in flight.
 
         Each is planned when it is asked for: the first can be on its way before the second is.
+        Masks come as soon as they are known: while the step that they are of runs.
         """
+        masks = self.scheduler.take_masks()
+        if masks is not None:
+            yield masks
         while self.scheduler.num_in_flight < self._run_ahead:
             step = self.scheduler.plan(now)
             if step is None:
                 return
             yield step
+            masks = self.scheduler.take_masks()
+            if masks is not None:
+                yield masks
 
     def ready(self, device: str, dtype: str) -> EngineReady:
         """Return what tokenizers must know."""
@@ -113,7 +160,7 @@ class EngineCore:
         scheduler = self.scheduler
         return scheduler.statistics.message(
             num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
+            num_waiting=scheduler.num_waiting + len(self._grammars),
             kv_usage=scheduler.kv.usage(),
             num_blocks=[pool.num_usable for pool in scheduler.kv.pools],
             block_size=scheduler.kv.block_size,
@@ -124,7 +171,11 @@ class EngineCore:
     @property
     def is_idle(self) -> bool:
         """Whether no sequence is unfinished and no step in flight."""
-        return not self.scheduler.has_work
+        return not (self.scheduler.has_work or self._grammars)
+
+    def close(self) -> None:
+        """Give up what is being compiled."""
+        self._grammars.close()
 
     def check_idle(self) -> None:
         """Raise InvariantError if a block or a slot is still held although the engine is idle."""

@@ -33,7 +33,7 @@ def refusal(submit: Submit, max_model_len: int, max_sequence_tokens: int) -> Zlm
         return BadRequest(f"n must be at least 1, got {submit.n}", param="n")
     asked = f"{prompt} prompt tokens and max_tokens {submit.max_tokens} make {total} tokens"
     if total > max_model_len:
-        return TooLong(f"{asked}, the context length is {max_model_len}")
+        return TooLong(f"{asked}, this model's maximum context length is {max_model_len}")
     if total > max_sequence_tokens:
         return TooLong(
             f"{asked}, the KV cache of this server holds at most {max_sequence_tokens} of one "

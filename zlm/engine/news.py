@@ -10,7 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from zlm.errors import ZlmError
-from zlm.messages import OWNER_SHIFT, LogprobColumns, SequenceError, StepOutput
+from zlm.messages import (
+    OWNER_SHIFT,
+    LogprobColumns,
+    PooledColumns,
+    SequenceError,
+    StepOutput,
+    Submit,
+)
 
 NO_TOKEN = -1
 
@@ -47,6 +54,18 @@ def renumber(
     )
 
 
+def chosen_vectors(columns: PooledColumns, to: npt.NDArray[Any]) -> PooledColumns | None:
+    """Return *columns* with row r called ``to[r]``, without rows that go to -1; None if none is."""
+    rows = to[np.frombuffer(columns.rows, np.int32)]
+    chosen = rows >= 0
+    if not chosen.any():
+        return None
+    values = np.frombuffer(columns.values, np.float32).reshape(-1, columns.width)
+    return PooledColumns(
+        rows[chosen].astype(np.int32).tobytes(), columns.width, values[chosen].tobytes()
+    )
+
+
 class News:
     """Rows, errors and log-probabilities to be told."""
 
@@ -56,6 +75,7 @@ class News:
         self.errors: list[SequenceError] = []
         self.logprobs: LogprobColumns | None = None  # of these rows
         self.prompt_logprobs: LogprobColumns | None = None
+        self.pooled: PooledColumns | None = None
         self._seq_ids: list[Int64s] = []
         self._token_ids: list[Int32s] = []
         self._finish: list[npt.NDArray[np.uint8]] = []
@@ -104,6 +124,7 @@ class News:
                 logprobs=self.logprobs,
                 prompt_logprobs=self.prompt_logprobs,
                 errors=self.errors,
+                pooled=self.pooled,
             )
             return [(present.pop(), output)]
         split = []
@@ -119,9 +140,18 @@ class News:
                 logprobs=self.logprobs and renumber(self.logprobs, number),
                 prompt_logprobs=self.prompt_logprobs and renumber(self.prompt_logprobs, number),
                 errors=[e for e in self.errors if e.seq_id >> OWNER_SHIFT == owner],
+                pooled=self.pooled and chosen_vectors(self.pooled, number),
             )
             split.append((owner, output))
         return split
+
+
+def refused(submit: Submit, error: ZlmError) -> News:
+    """Return the news that every sequence of *submit* ended in *error*."""
+    news = News()
+    for sample in range(max(1, submit.n)):
+        news.add_error(submit.seq_id + sample, error)
+    return news
 
 
 def _joined(parts: list[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:

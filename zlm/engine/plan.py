@@ -1,7 +1,7 @@
 """A planned step: what the scheduler remembers of it until its result comes, and its message.
 
-A plan is a value with one exception: ``departed``, where the scheduler notes the sequences that
-lost their slot while the step was in flight.
+A plan is a value with two exceptions: ``departed``, where the scheduler notes the sequences that
+lost their slot while the step was in flight, and ``masked``, which is empty once it was told.
 """
 
 from array import array
@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zlm.engine.kv_groups import TableEntries
-from zlm.engine.request import Sequence
-from zlm.messages import Execute, Join
+from zlm.engine.request import Sequence, State
+from zlm.engine.slots import SlotTable
+from zlm.messages import Execute, Join, Masks
 
 Indices = npt.NDArray[np.int64]
 
@@ -42,6 +43,7 @@ class Plan:
     prefills: list[PrefillRow]
     sample_slots: Indices  # of the rows that sample, in order
     sample_ends: Indices  # positions their tokens will have
+    masked: list[tuple[int, Sequence]] = field(default_factory=list)  # sampling rows with a grammar
     departed: dict[int, Sequence] = field(default_factory=dict)  # by the slot they had
 
     def depart(self, slot: int, sequence: Sequence) -> bool:
@@ -102,6 +104,8 @@ def make_execute(
     entries: TableEntries,
     joins: list[Join],
     copies: list[tuple[int, int, int]],
+    *,
+    masked: bool,
 ) -> Execute:
     """Return the message of a step; see ``messages.Execute`` for its columns."""
     slots, counts, sample = decodes.slots, decodes.counts, decodes.sample
@@ -123,4 +127,32 @@ def make_execute(
         table_indices=entries.indices.tobytes(),
         table_blocks=entries.blocks.tobytes(),
         copies=copies,
+        masked=masked,
+    )
+
+
+def note_masked(plan: Plan, slots: SlotTable) -> None:
+    """Note the sampling rows of *plan*, just made, whose sequences have a grammar."""
+    if slots.num_with_grammar:
+        for row in np.flatnonzero(slots.has_grammar[plan.sample_slots]).tolist():
+            plan.masked.append((row, slots.sequences[int(plan.sample_slots[row])]))
+
+
+def take_masks(plan: Plan) -> Masks | None:
+    """Return the masks of *plan*, once; None if it has none. All earlier results are in.
+
+    Rows of sequences that are over need none: what they sample is dropped.
+    """
+    if not plan.masked:
+        return None
+    rows = [
+        (row, sequence.grammar.words)
+        for row, sequence in plan.masked
+        if sequence.grammar is not None and sequence.state is not State.FINISHED
+    ]
+    plan.masked.clear()
+    return Masks(
+        plan.step,
+        array("i", [row for row, _ in rows]).tobytes(),
+        b"".join(words.tobytes() for _, words in rows),
     )

@@ -23,12 +23,14 @@ from zlm.messages import (
     Stop,
     Submit,
     ToEngine,
+    TokenBytes,
     WorkerReady,
 )
 from zlm.process import garbage
 from zlm.process.child import Child, run
 
 STATS_SECONDS = 0.25  # between two reports while it works
+COMPILING_MS = 2  # between two looks at grammars that are being compiled
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +76,7 @@ class EngineProcess:
             tokenizer.send(announcement)
         for front_end in self._front_ends:
             front_end.send(core.stats())
-        blocks = " + ".join(str(count) for count in announcement.num_blocks)
+        blocks = " + ".join(str(count) for count in announcement.num_blocks) or "no"
         detail = f"{blocks} KV blocks, sequences of at most {longest} tokens"
         self._child.supervisor.send(Ready(self._child.role, self._child.index, detail))
         self._loop(core)
@@ -96,7 +98,7 @@ class EngineProcess:
         statistics = core.scheduler.statistics
         while True:
             self._child.heartbeat.beat(not core.is_idle, statistics.steps)
-            messages = self._inbox.receive()
+            messages = self._inbox.receive(COMPILING_MS if core.num_compiling else None)
             now = time.monotonic()
             outputs: Outputs = []
             for message in messages:
@@ -107,10 +109,15 @@ class EngineProcess:
                         outputs += core.submit(message)
                     case Abort():
                         outputs += core.abort(message, now)
+                    case TokenBytes():
+                        core.learn(message)
                     case Stop():
+                        core.close()
                         return
                     case _:
                         raise RuntimeError(f"{type(message).__name__} is not for a running engine")
+            if core.num_compiling:
+                outputs += core.take_compiled(now)
             for step in core.next_steps(now):
                 for worker in self._workers:
                     worker.send(step)

@@ -14,7 +14,8 @@ import enum
 import numpy as np
 import numpy.typing as npt
 
-from zlm.messages import SamplingSpec, Submit
+from zlm.engine.grammar import GrammarMatcher
+from zlm.messages import Join, SamplingSpec, Submit
 
 SEED_MODULUS = 2**64
 
@@ -43,6 +44,7 @@ class Sequence:
         "arrival",
         "counts_prompt",
         "first_token_at",
+        "grammar",
         "held",
         "ignore_eos",
         "in_flight",
@@ -59,6 +61,7 @@ class Sequence:
         "prompt_step",
         "root",
         "sampling",
+        "second_segment",
         "seq_id",
         "slot",
         "started_at",
@@ -81,6 +84,8 @@ class Sequence:
         self.stop_ids = tuple(submit.stop_token_ids)
         self.ignore_eos = submit.ignore_eos
         self.root = root
+        self.grammar: GrammarMatcher | None = None  # told every token, whatever state it is in
+        self.second_segment = submit.second_segment
         # From submission to the end.
         self.state = State.WAITING
         self.tokens: npt.NDArray[np.int32] = tokens  # all known ones, while it has no slot
@@ -100,6 +105,11 @@ class Sequence:
         self.started_at = -1.0
         self.first_token_at = -1.0
         self.last_token_at = -1.0
+
+    def join(self, slot: int, sampling: SamplingSpec) -> Join:
+        """Return the message of its taking *slot*, to be sampled as *sampling* says."""
+        tokens = self.tokens.tobytes()
+        return Join(slot, tokens, self.num_prompt, sampling, self.second_segment)
 
     @property
     def reads_cache(self) -> bool:

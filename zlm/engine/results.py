@@ -10,7 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from zlm.engine.news import NO_TOKEN, Int32s, News, renumber
+from zlm.engine.grammar import GrammarState
+from zlm.engine.news import NO_TOKEN, Int32s, News, chosen_vectors, renumber
 from zlm.engine.plan import Indices, Plan
 from zlm.engine.request import Sequence, State
 from zlm.engine.slots import SlotTable
@@ -18,12 +19,15 @@ from zlm.engine.stats import ERROR, Statistics
 from zlm.errors import BadRequest, ModelError, ZlmError
 from zlm.messages import (
     FINISH_EOS,
+    FINISH_GRAMMAR,
     FINISH_LENGTH,
     FINISH_STOP_ID,
     ROW_ALL_MASKED,
+    ROW_NAN,
     ROW_OK,
     RUNNING,
     LogprobColumns,
+    PooledColumns,
     StepResult,
 )
 
@@ -70,7 +74,9 @@ class ResultReader:
             self._fail(sequence, result.status[row], news, now)
         if plan.departed:
             self._read_departed(plan, result, ids, placed, news, now)
-        if plan.prefills:
+        if result.pooled is not None:
+            self._read_pooled(plan, result.pooled, news, now)
+        elif plan.prefills:
             self._read_prefills(plan, result.prompt_logprobs, described, placed, news, now)
         if result.logprobs is not None:
             news.logprobs = renumber(result.logprobs, placed)
@@ -97,7 +103,7 @@ class ResultReader:
         columns.last_token_at[slots] = now
         finish = np.zeros(len(slots), np.uint8)
         news.add(columns.seq_ids[slots], ids, finish)
-        self._end(slots, ends, ids, finish, now)
+        self._end(slots, ends, ids, finish, news, now)
 
     def _end(
         self,
@@ -105,6 +111,7 @@ class ResultReader:
         ends: Indices,
         ids: Int32s,
         finish: npt.NDArray[np.uint8],
+        news: News,
         now: float,
     ) -> None:
         """End the sequences that the tokens *ids* at *ends* complete; fill in *finish*."""
@@ -113,33 +120,62 @@ class ResultReader:
         over |= self._is_eos[ids] & columns.stops_on_eos[slots]
         if columns.num_with_stop_ids:
             over |= columns.hits_stop_id(slots, ids)
+        if columns.num_with_grammar:
+            over |= self._advance_grammars(slots, ids)
         for row in np.flatnonzero(over).tolist():
             sequence = columns.sequences[int(slots[row])]
             code = self._finish_code(sequence, int(ids[row]), int(ends[row]) + 1)
-            if code != RUNNING:
+            if code == ERROR:
+                self._fail_grammar(sequence, news, now)
+            elif code != RUNNING:
                 finish[row] = code
                 self._finish(sequence, code, now)
 
+    def _advance_grammars(self, slots: Indices, ids: Int32s) -> npt.NDArray[np.bool_]:
+        """Tell grammars their tokens; return which rows are at an end of them."""
+        over = np.zeros(len(slots), np.bool_)
+        for row in np.flatnonzero(self._slots.has_grammar[slots]).tolist():
+            grammar = self._slots.sequences[int(slots[row])].grammar
+            assert grammar is not None, "the slot's column says that there is one"
+            grammar.advance(int(ids[row]))
+            over[row] = grammar.state is not GrammarState.OPEN
+        return over
+
     def _finish_code(self, sequence: Sequence, token: int, length: int) -> int:
-        """Return how *token*, which made *sequence* *length* tokens long, ends it, or RUNNING."""
+        """Return how *token*, which made *sequence* *length* tokens long, ends it, or RUNNING.
+
+        ERROR: its grammar cannot go on. The end of a grammar counts before ``min_length`` too, as
+        nothing can follow it.
+        """
         if length >= sequence.min_length:
             if token in sequence.stop_ids:
                 return FINISH_STOP_ID
             if token in self._eos_ids and not sequence.ignore_eos:
                 return FINISH_EOS
-        return FINISH_LENGTH if length >= sequence.limit else RUNNING
+        state = GrammarState.OPEN if sequence.grammar is None else sequence.grammar.state
+        if state is GrammarState.COMPLETE:
+            return FINISH_GRAMMAR
+        if length >= sequence.limit:
+            return FINISH_LENGTH
+        return ERROR if state is GrammarState.FAILED else RUNNING
 
     def _fail(self, sequence: Sequence, status: int, news: News, now: float) -> None:
         error: ZlmError
         if status == ROW_ALL_MASKED:
             error = BadRequest(
-                "no token can follow: logit_bias, allowed_token_ids, bad_words and min_tokens "
-                "leave no candidate"
+                "no token can follow: logit_bias, allowed_token_ids, bad_words, min_tokens and the "
+                "grammar leave no candidate"
             )
         else:
             error = ModelError("the model computed values that are not numbers for this request")
         self._finish(sequence, ERROR, now)
         news.add_error(sequence.seq_id, error)
+
+    def _fail_grammar(self, sequence: Sequence, news: News, now: float) -> None:
+        assert sequence.grammar is not None, "only a grammar fails so"
+        problem = f"the grammar cannot be followed any further: {sequence.grammar.problem}"
+        self._finish(sequence, ERROR, now)
+        news.add_error(sequence.seq_id, BadRequest(problem, param="structured_outputs"))
 
     # ------------------------------------------------------------------ prefill rows
 
@@ -206,6 +242,26 @@ class ResultReader:
             keep[np.concatenate(list(described.values()))] = True
             news.prompt_logprobs = renumber(columns, to, keep)
 
+    def _read_pooled(self, plan: Plan, columns: PooledColumns, news: News, now: float) -> None:
+        """End the sequences that are pooled, and tell their vectors."""
+        to = np.full(len(plan.slots), -1, np.int64)  # the row of the news of each row of the step
+        vectors = np.frombuffer(columns.values, np.float32).reshape(-1, columns.width)
+        finite = [bool(np.isfinite(vector).all()) for vector in vectors]
+        for place, number in enumerate(np.frombuffer(columns.rows, np.int32).tolist()):
+            row = plan.prefills[number - plan.num_decodes]
+            sequence = row.sequence
+            if sequence.state is State.FINISHED:
+                continue
+            if not finite[place]:
+                self._fail(sequence, ROW_NAN, news, now)
+                continue
+            self._statistics.first_token(sequence, now)
+            self._finish(sequence, FINISH_EOS, now)
+            to[number] = news.add_row(sequence.seq_id, NO_TOKEN, FINISH_EOS)
+            if sequence.num_cached:
+                news.cached.append((int(to[number]), sequence.num_cached))
+        news.pooled = chosen_vectors(columns, to)
+
     # ------------------------------------------------------------------ rows without a slot
 
     def _read_departed(
@@ -232,7 +288,12 @@ class ResultReader:
                 self._time_token(sequence, sequence.last_token_at, now)
                 sequence.last_token_at = now
                 self._statistics.generation_tokens += 1
+                if sequence.grammar is not None:
+                    sequence.grammar.advance(token)
                 code = self._finish_code(sequence, token, len(sequence.tokens))
-                placed[row] = news.add_row(sequence.seq_id, token, code)
-                if code != RUNNING:
+                told = RUNNING if code == ERROR else code
+                placed[row] = news.add_row(sequence.seq_id, token, told)
+                if code == ERROR:
+                    self._fail_grammar(sequence, news, now)
+                elif code != RUNNING:
                     self._finish(sequence, code, now)

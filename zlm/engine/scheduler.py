@@ -45,6 +45,9 @@ then queue, and start by sharing the first one's blocks up to the last prompt to
 runs; else they are sequences like any other. If the first leaves before the prompt is computed,
 the next one takes its part.
 
+Grammars. A sequence with one runs ahead like any other. Its step is sent when it is planned; the
+masks of the step follow when all tokens before it are known, while the worker computes.
+
 Cost. A step costs O(changes): decode rows are advanced by numpy over columns of slots. Python runs
 for a sequence only at a block boundary, a chunk, a start, an end.
 
@@ -57,11 +60,22 @@ from collections import deque
 import msgspec
 import numpy as np
 
+from zlm.engine import invariants
 from zlm.engine.block_pool import InvariantError
+from zlm.engine.grammar import GrammarMatcher
 from zlm.engine.kv_groups import KVGroups
 from zlm.engine.limits import SchedulerLimits, refusal
-from zlm.engine.news import NO_TOKEN, News
-from zlm.engine.plan import DecodeColumns, Indices, Plan, PrefillRow, make_execute, make_plan
+from zlm.engine.news import NO_TOKEN, News, refused
+from zlm.engine.plan import (
+    DecodeColumns,
+    Indices,
+    Plan,
+    PrefillRow,
+    make_execute,
+    make_plan,
+    note_masked,
+    take_masks,
+)
 from zlm.engine.prefix_cache import BlockHasher
 from zlm.engine.request import SEED_MODULUS, Order, Sequence, State
 from zlm.engine.results import ResultReader
@@ -69,7 +83,7 @@ from zlm.engine.sequence_keys import SequenceKeys
 from zlm.engine.slots import SlotTable
 from zlm.engine.stats import ERROR, Statistics
 from zlm.engine.waiting import WaitingQueue
-from zlm.messages import FINISH_ABORT, Abort, Execute, Join, StepResult, Submit
+from zlm.messages import FINISH_ABORT, Abort, Execute, Join, Masks, StepResult, Submit
 
 
 class Scheduler:
@@ -134,19 +148,17 @@ class Scheduler:
 
     # ------------------------------------------------------------------ commands
 
-    def submit(self, submit: Submit) -> News:
-        """Take in a prompt; the news are its refusal, if it can never run."""
+    def submit(self, submit: Submit, grammar: GrammarMatcher | None = None) -> News:
+        """Take in a prompt (each sample starts where *grammar* is), or return its refusal."""
         news = News()
         error = refusal(submit, self.limits.max_model_len, self.max_sequence_tokens)
         if error is not None:
             self.statistics.refused(max(1, submit.n))
-            for sample in range(max(1, submit.n)):
-                news.add_error(submit.seq_id + sample, error)
-            return news
+            return refused(submit, error)
         self.statistics.submitted(submit.n, submit.max_tokens)
-        first = self._add(submit, 0)
+        first = self._add(submit, 0, grammar)
         for sample in range(1, submit.n):
-            sibling = self._add(submit, sample)
+            sibling = self._add(submit, sample, grammar)
             sibling.state, sibling.parent = State.HELD, first
             first.held.append(sibling)
         self._waiting.push(first)
@@ -185,14 +197,20 @@ class Scheduler:
             return None
         return self._send(rows)
 
+    def take_masks(self) -> Masks | None:
+        """Return the masks of the oldest step in flight, once, if its sampling waits for them."""
+        return take_masks(self._in_flight[0]) if self._in_flight else None
+
     # ------------------------------------------------------------------ submission
 
-    def _add(self, submit: Submit, sample: int) -> Sequence:
+    def _add(self, submit: Submit, sample: int, grammar: GrammarMatcher | None) -> Sequence:
         order = (submit.priority if self.limits.by_priority else 0, submit.arrival)
         root = self._keys.root(submit.cache_salt)
         sequence = Sequence(submit, sample, (*order, submit.seq_id + sample), root)
         if sequence.seq_id in self._by_id:
             raise InvariantError(f"sequence {sequence.seq_id} was submitted twice")
+        if grammar is not None:
+            sequence.grammar = grammar.fork(ignore_eos=submit.ignore_eos)
         if sample:
             sequence.sampling = msgspec.structs.replace(
                 submit.sampling,
@@ -269,9 +287,6 @@ class Scheduler:
         sequence.prompt_step = -1
         sequence.num_published = 0
 
-    def _newest(self) -> Sequence:
-        return max(self._slots.sequences.values(), key=_order)
-
     # ------------------------------------------------------------------ running sequences
 
     def _num_decodes(self) -> int:
@@ -313,7 +328,7 @@ class Scheduler:
         preempted too, a prefilling one keeps what it has and waits.
         """
         while self.kv.room(sequence.slot) < num_tokens:
-            victim = self._newest()
+            victim = max(self._slots.sequences.values(), key=_order)
             if victim is sequence:
                 if self._slots.decoding[sequence.slot]:
                     self._preempt(sequence)
@@ -413,7 +428,7 @@ class Scheduler:
         if sampling.prompt_logprobs >= 0 and sequence.reads_cache:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=-1)  # all told before
         slot = self._slots.join(sequence)
-        self._joins.append(Join(slot, sequence.tokens.tobytes(), sequence.num_prompt, sampling))
+        self._joins.append(sequence.join(slot, sampling))
         if sequence.started_at < 0.0:
             sequence.started_at = now
             sequence.num_cached = min(num_cached, sequence.num_prompt)
@@ -435,6 +450,8 @@ class Scheduler:
         ends = starts + 1
         columns.computed[slots] = ends
         drained = slots[ends + 1 >= columns.limit[slots]]
+        plan = make_plan(self._next_step, slots, ends, rows)
+        note_masked(plan, columns)
         execute = make_execute(
             self._next_step,
             self._decode_columns,
@@ -443,8 +460,9 @@ class Scheduler:
             self.kv.take_entries(),
             self._joins,
             self._copies,
+            masked=bool(plan.masked),
         )
-        self._in_flight.append(make_plan(self._next_step, slots, ends, rows))
+        self._in_flight.append(plan)
         self._next_step += 1
         self.statistics.planned(count + sum(row.count for row in rows))
         self._settle(rows, drained)
@@ -468,27 +486,13 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise InvariantError unless slots, sequences, tables and pools agree (for tests)."""
-        self.kv.check()
-        held = self._slots.sequences
-        if len(held) + self._slots.num_free != self.limits.max_num_seqs:
-            raise InvariantError("a slot is neither free nor held")
-        for slot, sequence in held.items():
-            capacity = self.kv.capacity(slot)
-            if sequence.slot != slot or sequence.state is not State.RUNNING:
-                raise InvariantError(f"slot {slot} is held by a sequence that does not run")
-            if not self._slots.computed[slot] <= self._slots.capacity[slot] == capacity:
-                raise InvariantError(f"slot {slot} computes beyond its block table")
-        states = [sequence.state for sequence in self._by_id.values()]
-        if states.count(State.RUNNING) != len(held):
-            raise InvariantError("a running sequence has no slot")
-        if states.count(State.WAITING) != len(self._waiting):
-            raise InvariantError("a waiting sequence is not in the queue")
+        slots, queued = self.limits.max_num_seqs, len(self._waiting)
+        invariants.check(self.kv, self._slots, self._by_id.values(), queued, slots)
 
     def check_idle(self) -> None:
         """Raise InvariantError unless nothing is held now that no sequence is left."""
-        self.kv.check_idle()
-        if self._slots.num_free != self.limits.max_num_seqs or self._prefilling:
-            raise InvariantError("a slot is held although no sequence is left")
+        slots, prefilling = self.limits.max_num_seqs, self._prefilling.values()
+        invariants.check_idle(self.kv, self._slots, prefilling, slots)
 
 
 def _order(sequence: Sequence) -> Order:

@@ -28,10 +28,12 @@ class SlotTable:
         self.stops_on_eos = np.zeros(num_slots, np.bool_)
         self.stop_ids = np.full((num_slots, 0), -1, np.int32)  # the client's, padded with -1
         self.last_token_at = np.zeros(num_slots, np.float64)
+        self.has_grammar = np.zeros(num_slots, np.bool_)
         # Slots whose next row is the one token sampled last: the steady state.
         self.decoding = np.zeros(num_slots, np.bool_)
         self.sequences: dict[int, Sequence] = {}  # by slot
         self.num_with_stop_ids = 0
+        self.num_with_grammar = 0
         self._free = list(range(num_slots - 1, -1, -1))
 
     @property
@@ -54,6 +56,8 @@ class SlotTable:
         self.stops_on_eos[slot] = not sequence.ignore_eos
         self.last_token_at[slot] = sequence.last_token_at
         self.decoding[slot] = False
+        self.has_grammar[slot] = sequence.grammar is not None
+        self.num_with_grammar += sequence.grammar is not None
         if sequence.stop_ids:
             self._set_stop_ids(slot, sequence.stop_ids)
         return slot
@@ -64,6 +68,8 @@ class SlotTable:
         sequence.tokens = self.tokens[slot, : self.known[slot]].copy()
         sequence.last_token_at = float(self.last_token_at[slot])
         self.decoding[slot] = False
+        self.has_grammar[slot] = False
+        self.num_with_grammar -= sequence.grammar is not None
         if sequence.stop_ids:
             self.stop_ids[slot] = -1
             self.num_with_stop_ids -= 1

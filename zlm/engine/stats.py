@@ -14,6 +14,7 @@ from zlm.engine.request import Sequence
 from zlm.messages import (
     FINISH_ABORT,
     FINISH_EOS,
+    FINISH_GRAMMAR,
     FINISH_LENGTH,
     FINISH_STOP_ID,
     EngineStats,
@@ -25,6 +26,7 @@ ERROR = -1  # beside the finish codes: the sequence ended in an error
 REASONS = {
     FINISH_EOS: "stop",
     FINISH_STOP_ID: "stop",
+    FINISH_GRAMMAR: "stop",
     FINISH_LENGTH: "length",
     FINISH_ABORT: "abort",
     ERROR: "error",
@@ -125,7 +127,7 @@ class Statistics:
             num_running=num_running,
             num_waiting=num_waiting,
             kv_usage=kv_usage,
-            num_blocks=max(num_blocks),
+            num_blocks=max(num_blocks, default=0),
             block_size_tokens=block_size,
             steps=self.steps,
             prompt_tokens=self.prompt_tokens,

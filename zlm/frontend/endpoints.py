@@ -7,6 +7,7 @@ turns them into answers.
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from zlm import __version__
@@ -16,28 +17,20 @@ from zlm.frontend import metrics, sse
 from zlm.frontend.exchange import Exchange
 from zlm.frontend.generation import Generation
 from zlm.frontend.open_requests import OpenRequests
-from zlm.frontend.openai import chat, completions, fields, models, tokenize
+from zlm.frontend.openai import chat, completions, embeddings, fields, models, openapi, tokenize
 from zlm.frontend.openai.answer import AnswerForm
+from zlm.frontend.pooling_endpoints import PoolingEndpoints
 from zlm.frontend.request import safe_request_id
 from zlm.frontend.routes import Handler, Route
 from zlm.frontend.tokenizer_call import TokenizerCall
-from zlm.messages import Generate, Message
+from zlm.messages import Generate, Message, Pool
+
+DOCS_PAGE = Path(__file__).with_name("docs.html")
+HTML = b"text/html; charset=utf-8"
 
 # Endpoints of OpenAI's API and its relatives that are not there yet, and what may serve instead.
 ABSENT = {
     **dict.fromkeys(("/v1/responses", "/v1/messages"), "; use /v1/chat/completions"),
-    **dict.fromkeys(
-        (
-            "/v1/embeddings",
-            "/pooling",
-            "/score",
-            "/v1/score",
-            "/rerank",
-            "/v1/rerank",
-            "/v2/rerank",
-        ),
-        ": embedding and scoring models are not served yet",
-    ),
     **dict.fromkeys(
         ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), ": adapters are not served yet"
     ),
@@ -58,10 +51,12 @@ class Endpoints:
         self._unavailable = unavailable
         self._started = int(time.time())
         self._resolved: Resolved | None = None
+        self._openapi = b""  # the document, once somebody has asked for it
 
     def configure(self, resolved: Resolved) -> None:
         """Take what is served."""
         self._resolved = resolved
+        self._openapi = b""
 
     def routes(self, *, open_metrics: bool) -> list[Route]:
         """Return the table of all routes."""
@@ -72,7 +67,9 @@ class Endpoints:
             "/ping": self.health,
             "/version": self.version,
         }
+        pooling = PoolingEndpoints(self._serving, self._open.new_id, self._pool)
         generating: dict[str, Handler] = {
+            **pooling.handlers(),
             "/v1/completions": self.completions,
             "/v1/chat/completions": self.chat,
             "/tokenize": self.tokenize,
@@ -86,6 +83,8 @@ class Endpoints:
                 for path, handler in generating.items()
             ),
             Route("/metrics", {"GET": self.metrics}, open=open_metrics),
+            Route("/openapi.json", {"GET": self.openapi}),
+            Route("/docs", {"GET": self.docs}),
             Route("/v1/models", {"GET": self.models}, needs_model=True),
             Route("/v1/models/", {"GET": self.model}, needs_model=True, below=True),
             *(Route(path, absent) for path in ABSENT),
@@ -116,6 +115,22 @@ class Endpoints:
         text = self._counts.render(len(self._open))
         exchange.respond(200, text, content_type=metrics.CONTENT_TYPE)
 
+    def openapi(self, exchange: Exchange) -> None:
+        if not self._openapi:
+            server = self._server()
+            described = openapi.document(
+                root_path=server.root_path,
+                forbid_unknown=server.unknown_fields != "ignore",
+                keys=bool(server.api_keys),
+                open_metrics=server.open_metrics,
+                vocab_size=self._serving().spec.vocab_size,
+            )
+            self._openapi = sse.encode(described)
+        exchange.respond(200, self._openapi)
+
+    def docs(self, exchange: Exchange) -> None:
+        exchange.respond(200, DOCS_PAGE.read_bytes(), content_type=HTML)
+
     def absent(self, exchange: Exchange) -> None:
         instead = ABSENT[exchange.route]
         raise NotFound(
@@ -139,6 +154,7 @@ class Endpoints:
         resolved = self._serving()
         request = completions.decoder.decode(exchange.request.body, self._server().unknown_fields)
         name = fields.model_name(request.model, resolved)
+        embeddings.check_generates(resolved)
         command = completions.generate(
             request, resolved, request_id=self._open.new_id(), arrival=exchange.received
         )
@@ -149,6 +165,7 @@ class Endpoints:
         resolved = self._serving()
         request = chat.decoder.decode(exchange.request.body, self._server().unknown_fields)
         name = fields.model_name(request.model, resolved)
+        embeddings.check_generates(resolved)
         self._check_template(request.chat_template)
         command = chat.generate(
             request, resolved, request_id=self._open.new_id(), arrival=exchange.received
@@ -219,6 +236,16 @@ class Endpoints:
         request_id = self._open.new_id()
         command = tokenize.detokenize(request, request_id)
         self._ask(exchange, request_id, command, tokenize.detokenize_answer)
+
+    def _pool(
+        self,
+        exchange: Exchange,
+        request: embeddings.PoolingFields,
+        command: Pool,
+        form: Callable[[Any], dict[str, Any]],
+    ) -> None:
+        self._take_request_id(exchange, request.request_id)
+        self._ask(exchange, command.request_id, command, form)
 
     def _ask(
         self,

@@ -8,6 +8,8 @@ of the loop's turn, so that each connection sees one write however many batches 
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
+
 from zlm.errors import BadRequest, ZlmError
 from zlm.messages import (
     OWNER_SHIFT,
@@ -17,6 +19,7 @@ from zlm.messages import (
     DetokenizedText,
     Failed,
     Message,
+    Pooled,
     Tokens,
 )
 
@@ -33,7 +36,7 @@ class OpenRequest(Protocol):
         """Send what is kept."""
 
     def finish(self, result: Any) -> None:
-        """Answer with *result* (Tokens or DetokenizedText)."""
+        """Answer with *result* (Tokens, DetokenizedText or Pooled)."""
 
     def fail(self, error: ZlmError) -> None:
         """End the answer with *error*."""
@@ -78,7 +81,9 @@ class OpenRequests:
         try:
             self._tokenizers[number](command)
         except (OverflowError, RecursionError) as error:
-            raise BadRequest(f"a value in the body is out of range: {error}") from None
+            name = _unfit(command)
+            message = f"{name or 'the body'} has a value that is out of range: {error}"
+            raise BadRequest(message, param=name) from None
         self._loads[number] += 1
         self._open[request_id] = (request, number)
 
@@ -124,7 +129,7 @@ class OpenRequests:
         if was_empty and unflushed:
             self._soon(self._flush)
 
-    def take_result(self, message: Tokens | DetokenizedText) -> None:
+    def take_result(self, message: Tokens | DetokenizedText | Pooled) -> None:
         """Answer the request that *message* belongs to."""
         entry = self._open.get(message.request_id)
         if entry is not None:
@@ -140,6 +145,26 @@ class OpenRequests:
         requests, self._unflushed = self._unflushed, []
         for request in requests:
             request.flush()
+
+
+_BODY_NAMES = {
+    "prompts": "prompt",
+    "token_ids": "tokens",
+    "template_kwargs": "chat_template_kwargs",
+}
+
+
+def _unfit(value: msgspec.Struct) -> str | None:
+    """Return the request field whose value no message can hold, None if none is found."""
+    for name in value.__struct_fields__:
+        field = getattr(value, name)
+        try:
+            msgspec.msgpack.encode(field)
+        except (OverflowError, RecursionError):
+            if isinstance(field, msgspec.Struct):
+                return _unfit(field)
+            return _BODY_NAMES.get(name, name)
+    return None
 
 
 def failure(message: Failed) -> ZlmError:

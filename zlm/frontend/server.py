@@ -28,6 +28,7 @@ from zlm.messages import (
     EngineStats,
     Failed,
     Launch,
+    Pooled,
     ServerState,
     Tokens,
 )
@@ -81,7 +82,7 @@ class Server:
         match message:
             case Deltas():
                 self._open.take_deltas(message)
-            case Tokens() | DetokenizedText():
+            case Tokens() | DetokenizedText() | Pooled():
                 self._open.take_result(message)
             case Failed():
                 self._open.take_failure(message)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from zlm.messages import Delta
+from zlm.tokenizer.output_parts import joined_calls
 
 DONE = b"data: [DONE]\n\n"
 PLACE = "\x00"  # where the text goes in the payload a template is made from
@@ -37,6 +38,8 @@ def is_plain(delta: Delta) -> bool:
         and delta.token_ids is None
         and delta.prompt_token_ids is None
         and delta.prompt_logprobs is None
+        and not delta.reasoning
+        and not delta.tool_calls
     )
 
 
@@ -57,6 +60,8 @@ def _join(parts: list[Delta]) -> Delta:
         logprobs=_concatenate([part.logprobs for part in parts]),
         prompt_token_ids=first.prompt_token_ids,
         prompt_logprobs=first.prompt_logprobs,
+        reasoning="".join([part.reasoning for part in parts]),
+        tool_calls=joined_calls([call for part in parts for call in part.tool_calls]),
     )
 
 

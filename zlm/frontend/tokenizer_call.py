@@ -1,4 +1,4 @@
-"""An open request for token ids or their text: one question, one answer."""
+"""An open request for token ids, their text, vectors or scores: one question, one answer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from zlm.errors import ZlmError
 from zlm.frontend import sse
 from zlm.frontend.exchange import Exchange
-from zlm.messages import Delta
+from zlm.messages import Delta, Pooled
 
 
 class TokenizerCall:
-    """One /tokenize or /detokenize request. *form* makes the body.
+    """One request that gets its answer in one message. *form* makes the body.
 
     *release* has it forgotten; *cancel* also stops the work on it.
     """
@@ -39,6 +39,8 @@ class TokenizerCall:
     def finish(self, result: Any) -> None:
         """Answer with *result*."""
         self._release()
+        if isinstance(result, Pooled):
+            self._exchange.num_prompt_tokens = sum(map(len, result.prompts))
         self._exchange.respond(200, sse.encode(self._form(result)))
 
     def fail(self, error: ZlmError) -> None:

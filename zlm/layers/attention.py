@@ -19,6 +19,7 @@ from zlm.layers.norm import final_weight
 from zlm.layers.parameters import Parameters
 from zlm.layers.rotary import interleave
 from zlm.ops.backend import Geometry, Norm
+from zlm.ops.segments import SegmentAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class Attention:
             _head_norm(parameters, name, spec, rope) if spec.qk_norm else None
             for name in ("q_norm", "k_norm")
         )
-        self.attention = ops.attention(
+        make = SegmentAttention if spec.bidirectional else ops.attention
+        self.attention = make(
             geometry(spec),
             scale=spec.attention_scale or spec.head_dim**-0.5,
             softcap=spec.attention_softcap,

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from zlm.config import ModelSpec, RopeSpec
+from zlm.config import ModelSpec, PoolingSpec, RopeSpec
 from zlm.errors import ModelError
+from zlm.models import config_bert, config_pooling
 from zlm.models.config_fields import Fields, read_fields
 from zlm.models.config_generation import OFF, find_generation_config, generation_defaults
 from zlm.models.config_rope import check_rope, longest_context, read_rope
@@ -28,7 +29,13 @@ ARCHITECTURES = {
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3TextModel": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
+    "LlamaModel": "llama",
+    "MistralModel": "mistral",
+    "Qwen2Model": "qwen2",
+    "Qwen3Model": "qwen3",
+    **dict.fromkeys(config_bert.ARCHITECTURES, "bert"),
 }
+BARE = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")  # decoders without a head
 MODEL_TYPES = {  # for a config.json without ``architectures``
     "llama": "llama",
     "mistral": "mistral",
@@ -36,6 +43,9 @@ MODEL_TYPES = {  # for a config.json without ``architectures``
     "qwen3": "qwen3",
     "gemma3": "gemma3",
     "gemma3_text": "gemma3",
+    "bert": "bert",
+    "roberta": "bert",
+    "xlm-roberta": "bert",
 }
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 GEMMA_PATTERN = 6  # every sixth layer of Gemma 3 sees everything
@@ -59,6 +69,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FAMILIES = {
+    "bert": Family(max_position=512),
     "llama": Family(max_position=2048, bos=1, eos=2),
     "mistral": Family(num_kv_heads=8, max_position=131072, window=4096, bos=1, eos=2),
     "qwen2": Family(num_kv_heads=32, max_position=32768, window=4096),
@@ -87,9 +98,13 @@ def folder_spec(folder: Path, generation_config: str) -> ModelSpec:
     _refuse_quantized(outer)
     text = outer.part("text_config")
     config = text or outer
-    spec = _geometry(config, outer, family)
-    spec = msgspec.structs.replace(spec, **_family_facts(config, spec, FAMILIES[family]))
-    check_rope(spec.rope, spec.head_dim, config.source)
+    if family == "bert":
+        spec = config_bert.bert_spec(config, _architecture(outer))
+    else:
+        spec = _geometry(config, outer, family)
+        spec = msgspec.structs.replace(spec, **_family_facts(config, spec, FAMILIES[family]))
+        check_rope(spec.rope, spec.head_dim, config.source)
+    spec = _with_pooling(spec, outer, folder)
     generation = find_generation_config(generation_config, folder)
     defaults = FAMILIES[family]
     bos, eos = folder_tokens(
@@ -108,6 +123,25 @@ def folder_spec(folder: Path, generation_config: str) -> ModelSpec:
         checkpoint_dtype=_dtype(config, outer, folder),
         generation=generation_defaults(ignored),
     )
+
+
+def _with_pooling(spec: ModelSpec, config: Fields, folder: Path) -> ModelSpec:
+    """Return *spec* with what is made of hidden states, if the checkpoint is no model of text."""
+    if spec.pooling is not None and spec.pooling.num_labels:
+        return spec
+    if config_pooling.has_modules(folder):
+        pooling = config_pooling.pipeline(folder, config, spec)
+        return msgspec.structs.replace(spec, pooling=pooling)
+    if spec.bidirectional:
+        return msgspec.structs.replace(spec, pooling=PoolingSpec(kind="mean"))
+    if _architecture(config) in BARE:
+        can_generate = spec.tie_embeddings  # else there is no head
+        return msgspec.structs.replace(spec, pooling=PoolingSpec(), can_generate=can_generate)
+    return spec
+
+
+def _architecture(config: Fields) -> str:
+    return next(iter(config.names("architectures")), "")
 
 
 def _config_file(folder: Path) -> Path:
@@ -214,12 +248,10 @@ def _family_facts(config: Fields, spec: ModelSpec, defaults: Family) -> dict[str
 
 
 def _gemma_facts(config: Fields, spec: ModelSpec, defaults: Family) -> dict[str, Any]:
-    if config.flag("use_bidirectional_attention", False):
-        raise ModelError(
-            f"{config.source}: this Gemma 3 attends in both directions (an embedding model), which "
-            "is not supported yet"
-        )
+    bidirectional = config.flag("use_bidirectional_attention", False)
     return {
+        "bidirectional": bidirectional,
+        "can_generate": not bidirectional,
         "norm_plus_one": True,
         "sandwich_norms": True,
         "embedding_scale": spec.hidden_size**0.5,
@@ -258,6 +290,8 @@ def _layer_windows(
     window = 0 if null else config.integer("sliding_window", defaults.window, least=0)
     if family in ("qwen2", "qwen3") and not config.flag("use_sliding_window", False):
         window = 0
+    if family == "gemma3" and config.flag("use_bidirectional_attention", False):
+        window = window // 2 + 1  # on either side, the token itself included
     if window >= context:
         window = 0
     if family == "mistral":

@@ -17,7 +17,7 @@ from zlm.layers.norm import rms_norm
 from zlm.layers.parameters import Parameters
 from zlm.layers.rotary import rotary_table
 from zlm.models.step import StepPlanner
-from zlm.ops.backend import Norm
+from zlm.ops.backend import LMHead, Norm
 from zlm.ops.batch import StepBatch
 
 
@@ -42,8 +42,10 @@ class Gemma3:
             for i, kind in enumerate(sliding)
         ]
         self.norm = rms_norm(model, "norm", spec)
-        head = weight if spec.tie_embeddings else parameters["lm_head.weight"]
-        self.head = ops.lm_head(head, spec.final_softcap)
+        self.head: LMHead | None = None
+        if spec.pooling is None:
+            head = weight if spec.tie_embeddings else parameters["lm_head.weight"]
+            self.head = ops.lm_head(head, spec.final_softcap)
 
     def forward(self, batch: StepBatch, caches: list[Tensor]) -> Tensor:
         """Return hidden states [T, H]; see ``zlm.models.registry.Model``."""
@@ -57,6 +59,7 @@ class Gemma3:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [S, V] float32; see ``zlm.models.registry.Model``."""
+        assert self.head is not None, "a pooled model has no logits"
         return self.head(hidden)
 
 

@@ -13,6 +13,7 @@ from zlm.layers.norm import rms_norm
 from zlm.layers.parameters import Parameters
 from zlm.layers.rotary import rotary_table
 from zlm.models.step import StepPlanner
+from zlm.ops.backend import LMHead
 from zlm.ops.batch import StepBatch
 
 
@@ -30,8 +31,10 @@ class Llama:
             DecoderLayer(model.under(f"layers.{i}"), spec) for i in range(spec.num_layers)
         ]
         self.norm = rms_norm(model, "norm", spec)
-        head = weight if spec.tie_embeddings else parameters["lm_head.weight"]
-        self.head = ops.lm_head(head, spec.final_softcap)
+        self.head: LMHead | None = None
+        if spec.pooling is None:
+            head = weight if spec.tie_embeddings else parameters["lm_head.weight"]
+            self.head = ops.lm_head(head, spec.final_softcap)
 
     def forward(self, batch: StepBatch, caches: list[Tensor]) -> Tensor:
         """Return hidden states [T, H]; see ``zlm.models.registry.Model``."""
@@ -43,6 +46,7 @@ class Llama:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [S, V] float32; see ``zlm.models.registry.Model``."""
+        assert self.head is not None, "a pooled model has no logits"
         return self.head(hidden)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from zlm.config import ModelSpec
 from zlm.errors import ModelError
 from zlm.layers.parameters import Parameters
+from zlm.models.bert import Bert
 from zlm.models.gemma3 import Gemma3
 from zlm.models.llama import Llama
 from zlm.models.tensors import EMBEDDING, HEAD, check_names, check_shape, expected_tensors
@@ -41,12 +42,13 @@ class Weights(Protocol):
     def get(self, name: str) -> Tensor: ...
 
 
-MODELS: dict[str, type[Llama] | type[Gemma3]] = {
+MODELS: dict[str, type[Llama] | type[Gemma3] | type[Bert]] = {
     "llama": Llama,
     "mistral": Llama,
     "qwen2": Llama,
     "qwen3": Llama,
     "gemma3": Gemma3,
+    "bert": Bert,
 }
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from zlm.config import ModelSpec, kv_groups
 from zlm.layers.attention import LayerStep, geometry
+from zlm.ops import segments
 from zlm.ops.backend import Ops
 from zlm.ops.batch import StepBatch
 
@@ -20,13 +22,18 @@ class StepPlanner:
         self._geometry = geometry(spec)
         self._first_layers = [group.layers[0] for group in groups]
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
-        self._layer_groups = [group_of[layer] for layer in range(spec.num_layers)]
+        self._windows: tuple[int, ...] = ()  # of each layer, if tokens see those after them
+        if spec.bidirectional:
+            self._windows = spec.layer_windows or (0,) * spec.num_layers
+        self._layer_groups = [group_of[layer] for layer in sorted(group_of)]
         self._tables = list({id(table): table for table in layer_tables}.values())
         places = {id(table): place for place, table in enumerate(self._tables)}
         self._layer_tables = [places[id(table)] for table in layer_tables]
 
     def layers(self, batch: StepBatch, caches: list[Tensor]) -> list[LayerStep]:
         """Return the step as each layer sees it; ``caches[layer]`` is its cache."""
+        if self._windows:
+            return self._whole_sequences(batch)
         heads = self._geometry
         works = [
             self._ops.plan(batch, g, caches[layer], heads)
@@ -40,6 +47,21 @@ class StepPlanner:
             )
         ]
 
+    def _whole_sequences(self, batch: StepBatch) -> list[LayerStep]:
+        """Return the step for layers that keep nothing: every row is a whole sequence."""
+        device, num_rows = batch.positions.device, self._ops.token_ids(batch).shape[0]
+        works = {
+            window: segments.plan(batch.query_lens, window, device) for window in self._windows
+        }
+        rotations = [segments.rotation(t, batch.positions, num_rows) for t in self._tables]
+        none = torch.empty(0, device=device)
+        return [
+            LayerStep(rotations[table], none, works[window])
+            for table, window in zip(self._layer_tables, self._windows, strict=True)
+        ]
+
     def finish(self, batch: StepBatch, caches: list[Tensor], hidden: Tensor) -> Tensor:
         """Return the step's rows [T, H] of *hidden* [T', H]; see that the caches stay finite."""
+        if self._windows:
+            return hidden[: batch.num_tokens]
         return self._ops.finish(batch, caches, self._layer_groups, hidden)

@@ -13,18 +13,58 @@ from zlm.errors import ModelError
 MAX_NAMED = 5  # tensors an error message lists by name
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+# Of BERT checkpoints: heads that were trained with the encoder and are not used, and a buffer.
+BERT_SURPLUS = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids", "embeddings.token_type_i")
 
 
 def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Return name → shape of every tensor that the model is made of; a tied head is not one."""
+    if spec.architecture == "bert":
+        return bert_tensors(spec)
     hidden = spec.hidden_size
     layer = _layer_tensors(spec)
     tensors: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, hidden)}
     for index in range(spec.num_layers):
         tensors |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
     tensors["model.norm.weight"] = (hidden,)
-    if not spec.tie_embeddings:
+    if not spec.tie_embeddings and spec.pooling is None:
         tensors[HEAD] = (spec.vocab_size, hidden)
+    return tensors
+
+
+def bert_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Return name → shape of every tensor of an encoder of BERT's family and of its head."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    tensors: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (spec.vocab_size, hidden),
+        "embeddings.position_embeddings.weight": (
+            spec.max_position + spec.position_offset,
+            hidden,
+        ),
+    }
+    if spec.token_types:
+        tensors["embeddings.token_type_embeddings.weight"] = (spec.token_types, hidden)
+    products = {
+        "attention.self.query": (hidden, hidden),
+        "attention.self.key": (hidden, hidden),
+        "attention.self.value": (hidden, hidden),
+        "attention.output.dense": (hidden, hidden),
+        "intermediate.dense": (inner, hidden),
+        "output.dense": (hidden, inner),
+    }
+    norms = ["embeddings.LayerNorm"]
+    for index in range(spec.num_layers):
+        layer = f"encoder.layer.{index}"
+        norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
+        for name, shape in products.items():
+            tensors[f"{layer}.{name}.weight"] = shape
+            tensors[f"{layer}.{name}.bias"] = shape[:1]
+    for name in norms:
+        tensors[f"{name}.weight"] = tensors[f"{name}.bias"] = (hidden,)
+    for dense in () if spec.pooling is None else spec.pooling.dense:
+        if not dense.path:
+            tensors[f"{dense.name}.weight"] = (dense.out_features, dense.in_features)
+            tensors[f"{dense.name}.bias"] = (dense.out_features,)
     return tensors
 
 
@@ -71,6 +111,8 @@ def check_names(
     if missing:
         raise ModelError(f"the checkpoint lacks {_listing(missing)}")
     unexpected = sorted(found - expected.keys() - {HEAD})
+    if spec.architecture == "bert":
+        unexpected = [name for name in unexpected if not name.startswith(BERT_SURPLUS)]
     if unexpected:
         raise ModelError(
             f"the checkpoint holds {_listing(unexpected)}, which a {spec.architecture} model of "

@@ -42,6 +42,7 @@ class StepBatch:
     query_lens: list[int]  # tokens of each row in this step: a copy, so that ops need not sync
     context_lens: list[int]  # ``seq_lens`` as Python integers; both empty if only a device has them
     groups: list[GroupBatch]
+    token_types: Tensor | None = None  # int64 [T]: segments of pairs; None: all of segment 0
 
     @property
     def num_tokens(self) -> int:

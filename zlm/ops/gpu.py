@@ -10,7 +10,7 @@ On a CPU (``torch.device("cpu")``) it runs in Triton's interpreter, which is how
 import torch
 from torch import Tensor
 
-from zlm.errors import ConfigError
+from zlm.errors import ConfigError, ModelError
 from zlm.kernels import embedding, rms_norm
 from zlm.kernels.attention_decode_plan import DecodeWorkspace
 from zlm.ops import gpu_attention, gpu_gathered, kv_cache
@@ -21,6 +21,7 @@ from zlm.ops.gpu_fixed import FixedGatedProduct, FixedProduct
 from zlm.ops.gpu_linear import GpuGatedProduct, GpuLMHead, GpuNorm, GpuProduct
 
 ATTENTIONS = ("triton", "sdpa")
+MOST_HEAD_DIM = 256  # of attention's kernels: their settings end there
 
 
 class GpuOps:
@@ -92,6 +93,11 @@ class GpuOps:
         k_norm: Tensor | None,
         eps: float,
     ) -> GpuPagedAttention:
+        if geometry.head_dim > MOST_HEAD_DIM:
+            raise ModelError(
+                f"the model has attention heads of {geometry.head_dim} values: on a GPU they may "
+                f"have {MOST_HEAD_DIM} at most; --device cpu has no such limit"
+            )
         return GpuPagedAttention(
             geometry,
             self._workspace(geometry),
@@ -176,7 +182,14 @@ class GpuOps:
         return kv_cache.block_bytes(block_size, num_kv_heads, head_dim, dtype)
 
     def copy_blocks(self, caches: list[Tensor], sources: list[int], targets: list[int]) -> None:
-        kv_cache.copy_blocks(caches, sources, targets)
+        if not sources:
+            return
+        places = torch.tensor((sources, targets))
+        if self.device.type == "cuda":  # from memory that is not pinned the host would wait
+            places = places.pin_memory()
+        source, target = places.to(self.device, non_blocking=True)
+        for cache in caches:
+            cache.index_copy_(0, target, cache.index_select(0, source))
 
     def _workspace(self, geometry: Geometry) -> DecodeWorkspace:
         if geometry not in self._workspaces:

@@ -20,8 +20,8 @@ def select(
     """Return the operations for *device* that compute in *dtype*.
 
     attention: ``--attention-backend``; auto is triton, or sdpa on cards before sm80. Raises
-    ConfigError, naming the flag, for what the device cannot. On a CPU results are deterministic as
-    they are, and there is one kind of attention.
+    ConfigError, naming the flag, for what the device cannot. On a CPU there is one kind of
+    attention, and float32 results are deterministic as they are.
     """
     if device.type == "cpu":
         return CpuOps(dtype)

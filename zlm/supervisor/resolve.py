@@ -44,7 +44,7 @@ def idle_flags(config: Config, device: str) -> list[str]:
     if compute.enforce_eager:
         lines.append("--enforce-eager: there are no CUDA graphs on the CPU, steps run eagerly")
     if compute.deterministic:
-        lines.append("--deterministic: the CPU always computes so")
+        lines.append("--deterministic: the CPU computes so in float32, which it does now")
     if compute.attention_backend != "auto":
         name = compute.attention_backend
         lines.append(f"--attention-backend {name}: the CPU has one way to compute attention")

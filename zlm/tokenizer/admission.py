@@ -14,7 +14,7 @@ from zlm.messages import ChatPrompt, Generate, SamplingSpec
 from zlm.sampling_params import SamplingParams
 from zlm.tokenizer.chat_template import ChatRenderer
 from zlm.tokenizer.choice import ChoiceOptions, Prompt
-from zlm.tokenizer.lengths import check_prompt, output_tokens
+from zlm.tokenizer.lengths import check_prompt, context_length, output_tokens
 from zlm.tokenizer.sampling import SeedSource, check_ids, sampling_spec, unsigned_seed
 from zlm.tokenizer.vocabulary import Vocabulary
 
@@ -92,7 +92,7 @@ class Admission:
         return ids
 
     def _prompts(self, message: Generate) -> list[Prompt]:
-        keep = message.params.truncate_prompt_tokens
+        keep = self._kept(message.params)
         limit = self._resolved.max_model_len if keep is None else None
         if message.chat is not None:
             ids = self.chat_ids(message.chat, limit=limit)
@@ -111,7 +111,7 @@ class Admission:
     def _prompt(self, message: Generate, prompt: str | list[int], limit: int | None) -> Prompt:
         if isinstance(prompt, str):
             text = prompt
-            keep = message.params.truncate_prompt_tokens
+            keep = self._kept(message.params)
             if keep is not None and self._vocabulary.least_tokens(prompt) > keep:
                 prompt = self._vocabulary.tail(prompt, keep)
             add = message.add_special_tokens
@@ -127,7 +127,17 @@ class Admission:
         if len(prompt.token_ids) <= keep:
             return prompt
         ids = prompt.token_ids[-keep:]
-        return Prompt(ids, self._shown(message, ids))
+        return Prompt(ids, prompt.text if message.chat else self._shown(message, ids))
+
+    def _kept(self, params: SamplingParams) -> int | None:
+        """Return how many last tokens of a prompt are kept; None: all, or an error."""
+        keep = params.truncate_prompt_tokens
+        if keep != -1:
+            return keep
+        room = self._resolved.max_model_len
+        if self.max_sequence_tokens is not None:
+            room = min(room, self.max_sequence_tokens)
+        return max(room - (1 if params.max_tokens is None else params.max_tokens), 1)
 
     def _shown(self, message: Generate, ids: list[int]) -> str:
         """Return the text that echo shows for a prompt of which there are only *ids*."""
@@ -157,8 +167,7 @@ class Admission:
         least = self._vocabulary.least_tokens(text)
         if least > limit:
             raise TooLong(
-                f"{param} has at least {least} tokens, the context length is {limit} tokens",
-                param=param,
+                f"{param} has at least {least} tokens, {context_length(limit)}", param=param
             )
 
     def _warn_of_two_bos(self, ids: list[int]) -> None:

@@ -109,6 +109,10 @@ class ChatRenderer:
                 ids += vocabulary.encode_inside(text) if i else vocabulary.encode(text)
         return vocabulary.surround(ids) if add_special_tokens else ids
 
+    def template_of(self, chat: ChatPrompt) -> str:
+        """Return the template that *chat* is rendered with; BadRequest if there is none."""
+        return self._choose(chat)[0]
+
     def close(self) -> None:
         """End the process that renders clients' templates, if one was started."""
         self._apart.close()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from zlm.messages import Delta, TokenLogprob
 from zlm.tokenizer.detokenize import Detokenizer
 from zlm.tokenizer.logprobs import with_top
+from zlm.tokenizer.output_parts import OutputParts
 from zlm.tokenizer.stop_strings import StopMatch, StopMatcher
 
 
@@ -74,8 +75,9 @@ class Choice:
         prompt: Prompt,
         detokenizer: Detokenizer | None,
         options: ChoiceOptions,
+        parts: OutputParts | None = None,
     ) -> None:
-        """*detokenizer* None: no text is wanted."""
+        """*detokenizer* None: no text is wanted. *parts* None: all text is content."""
         self.request_id = request_id
         self.index = index
         self.prompt = prompt
@@ -86,6 +88,7 @@ class Choice:
         self._detokenizer = detokenizer
         self._options = options
         self._matcher = StopMatcher(options.stops) if options.stops else None
+        self._parts = parts
         self._num_output_tokens = 0
         self._first = True  # no delta has been taken
         self._ready: list[str] = []  # text for the next delta
@@ -95,7 +98,7 @@ class Choice:
         self._entries: deque[_Waiting] = deque()
 
     def push(self, token_id: int, entry: TokenLogprob | None) -> bool:
-        """Take the next token; return whether a stop string ended the text with it."""
+        """Take the next token; return whether the text ended with it (a stop string, say)."""
         self._count(token_id)
         start = self._produced
         text, pending = "", False
@@ -139,8 +142,7 @@ class Choice:
             if match is not None:
                 self._stop_at(match)
                 return
-        self.finish_reason = reason
-        self.stop_reason = stop_reason
+        self._end(reason, stop_reason)
 
     def push_hidden(self, token_id: int, entry: TokenLogprob | None) -> None:
         """Take the token that ended the sequence (EOS or a stop id): it counts, without text."""
@@ -161,8 +163,10 @@ class Choice:
             if options.echo_logprobs and options.logprobs is not None:
                 entries = with_top(self.prompt.logprobs, options.logprobs) + entries
         ids_alone = self._token_ids if self._detokenizer is None else ()  # news without any text
-        if not (text or entries or finished or ids_alone):
+        parts = self._parts
+        if not (text or entries or finished or ids_alone or (parts and parts.has_news)):
             return None
+        reasoning, tool_calls = ("", []) if parts is None else parts.take()
         delta = Delta(
             request_id=self.request_id,
             index=self.index,
@@ -180,9 +184,13 @@ class Choice:
             prompt_logprobs=with_top(self.prompt.logprobs, options.prompt_logprobs)
             if self._first and options.prompt_logprobs is not None
             else None,
+            reasoning=reasoning,
+            tool_calls=tool_calls,
         )
         self._first = False
-        self.is_plain = self._options.is_plain and self._detokenizer is not None
+        self.is_plain = options.is_plain and self._detokenizer is not None
+        if parts is not None and not parts.passes_on:
+            self.is_plain = False
         self._ready = []
         self._token_ids = []
         return delta
@@ -202,28 +210,42 @@ class Choice:
     def _emit(self, text: str) -> bool:
         if self._matcher is None:
             self._release(text)
-            return False
+            return self._has_enough()
         armed = self._num_output_tokens > self._options.min_tokens
         released, match = self._matcher.push(text, armed=armed)
         self._release(released)
         if match is None:
-            return False
+            return self._has_enough()
         self._stop_at(match)
         return True
 
     def _release(self, text: str) -> None:
         if text:
-            self._ready.append(text)
+            self._ready.append(text if self._parts is None else self._parts.push(text))
             self._emitted += len(text)
+
+    def _has_enough(self) -> bool:
+        """End the sequence if its parts are all that is wanted of it."""
+        if self._parts is None or not self._parts.enough:
+            return False
+        self._end("stop")
+        return True
+
+    def _end(self, reason: str, stop_reason: int | str | None = None) -> None:
+        if self._parts is not None:
+            self._ready.append(self._parts.flush())
+            reason = self._parts.finish_reason(reason)
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
 
     def _stop_at(self, match: StopMatch) -> None:
         cut = match.start
         if self._options.include_stop:
             self._release(match.stop)
             cut = match.end
-        self._entries = deque(w for w in self._entries if w.start < cut)
-        self.finish_reason = "stop"
-        self.stop_reason = match.stop
+        # A token without text that stands right before the stop has been told by a stream.
+        self._entries = deque(w for w in self._entries if w.start < cut or w.end == w.start == cut)
+        self._end("stop", match.stop)
 
     def _take_entries(self, finished: bool) -> list[TokenLogprob]:
         taken = []

@@ -16,15 +16,17 @@ concerns with a 500, is logged, and touches no other.
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache, partial
 
 import msgspec
 import numpy as np
 
 from zlm.config import Resolved
-from zlm.errors import Internal, ZlmError
+from zlm.errors import BadRequest, Internal, ZlmError
 from zlm.messages import (
     FINISH_ABORT,
     FINISH_EOS,
+    FINISH_GRAMMAR,
     FINISH_LENGTH,
     FINISH_STOP_ID,
     OWNER_SHIFT,
@@ -38,9 +40,13 @@ from zlm.messages import (
     EngineReady,
     Failed,
     Generate,
+    Grammar,
+    Pool,
+    Pooled,
     SequenceError,
     StepOutput,
     Submit,
+    TokenBytes,
     Tokenize,
     TokenLogprob,
     Tokens,
@@ -49,9 +55,13 @@ from zlm.tokenizer.admission import Admission, Admitted
 from zlm.tokenizer.chat_template import ChatRenderer
 from zlm.tokenizer.choice import Choice, Prompt
 from zlm.tokenizer.detokenize import detokenizer
+from zlm.tokenizer.grammar_checks import GrammarChecks, token_bytes
+from zlm.tokenizer.grammars import grammar_of
 from zlm.tokenizer.load import load_vocabulary
 from zlm.tokenizer.logprobs import entries_by_row, entry
 from zlm.tokenizer.no_vocabulary import NoVocabulary
+from zlm.tokenizer.output_formats import OutputFormats, OutputPlan
+from zlm.tokenizer.pooling import PoolingRequests, unserved
 from zlm.tokenizer.sampling import check_ids, int32
 from zlm.tokenizer.token_table import TokenTable
 
@@ -60,11 +70,12 @@ logger = logging.getLogger(__name__)
 _REASONS = {
     FINISH_EOS: "stop",
     FINISH_STOP_ID: "stop",
+    FINISH_GRAMMAR: "stop",
     FINISH_LENGTH: "length",
     FINISH_ABORT: "abort",
 }
 
-ToFrontend = Deltas | Failed | Tokens | DetokenizedText
+ToFrontend = Deltas | Failed | Tokens | DetokenizedText | Pooled
 
 
 @dataclass(slots=True)
@@ -83,13 +94,16 @@ class TokenizerCore:
         resolved: Resolved,
         owner: int,
         *,
-        to_engine: Callable[[Submit | Abort], None],
+        to_engine: Callable[[Submit | Abort | TokenBytes], None],
         to_frontend: Callable[[int, ToFrontend], None],
+        run_later: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         """Load the vocabulary; *owner* is this tokenizer's index, part of every sequence id.
 
         *to_frontend* gets the index of the front end (``request_id >> OWNER_SHIFT``) and the
-        message. Raises ModelError or ConfigError when the tokenizer cannot be loaded.
+        message. *run_later* calls a function on the caller's thread, from any other: without it a
+        new grammar is waited for. Raises ModelError or ConfigError when the tokenizer cannot be
+        loaded.
         """
         server = resolved.config.server
         model = resolved.config.model
@@ -108,21 +122,46 @@ class TokenizerCore:
         self.steps = 0  # messages of the engine taken in
         self._resolved = resolved
         self._admission = Admission(resolved, owner, self.vocabulary, self.renderer)
-        self._table = TokenTable(self.vocabulary)
+        self._formats = OutputFormats(
+            self.vocabulary,
+            self.renderer,
+            tool_parser=server.tool_call_parser,
+            reasoning_parser=server.reasoning_parser,
+        )
+        # A model without text has no use for the table, nor need its decoder be one we know.
+        generates = resolved.spec.pooling is None
+        self._table = TokenTable(self.vocabulary if generates else NoVocabulary())
+        self._token_bytes = cache(partial(self._tell_tokens, resolved.spec.eos_token_ids))
+        self._grammars = GrammarChecks(
+            self._token_bytes, resolved.spec.vocab_size, server.limits.grammar_seconds, run_later
+        )
+        self._checking: set[int] = set()  # requests that wait for the check of their grammar
+        self._told_tokens = False  # to the engine
         self._to_engine = to_engine
         self._to_frontend = to_frontend
         self._next_seq_id = owner << OWNER_SHIFT
         self._requests: dict[int, _Request] = {}
         self._choices: dict[int, Choice] = {}  # by sequence id; only those still running
         self._copies: dict[int, int] = {}  # sequences that stand for several equal choices
+        self._pooling: PoolingRequests | None = None  # of a model that gives vectors, not text
+        if resolved.spec.pooling is not None:
+            self._pooling = PoolingRequests(
+                resolved,
+                resolved.spec.pooling,
+                owner,
+                self.vocabulary,
+                submit=to_engine,
+                answer=self._answer_pooled,
+            )
 
     @property
     def open_requests(self) -> int:
         """Number of requests that have not ended."""
-        return len(self._requests)
+        waiting = len(self._requests) + len(self._checking)
+        return waiting + (len(self._pooling) if self._pooling is not None else 0)
 
     def handle(
-        self, message: Generate | Cancel | Tokenize | Detokenize | StepOutput | EngineReady
+        self, message: Generate | Pool | Cancel | Tokenize | Detokenize | StepOutput | EngineReady
     ) -> None:
         """Take in one message. Never raises for what a request holds."""
         match message:
@@ -130,6 +169,8 @@ class TokenizerCore:
                 self._take_output(message)
             case Generate():
                 self._guard(message.request_id, self._generate, message)
+            case Pool():
+                self._guard(message.request_id, self._pool, message)
             case Cancel():
                 self._abort(self._forget(message.request_id))
             case Tokenize():
@@ -138,47 +179,111 @@ class TokenizerCore:
                 self._guard(message.request_id, self._detokenize, message)
             case EngineReady():
                 self._admission.max_sequence_tokens = message.max_sequence_tokens
+                self._told_tokens = False  # the engine may be another
+                if self._pooling is not None:
+                    self._pooling.max_sequence_tokens = message.max_sequence_tokens
 
     def close(self) -> None:
-        """End what was started for rendering."""
+        """End what was started for rendering and for grammars."""
         self.renderer.close()
+        self._grammars.close()
 
     # ------------------------------------------------------------------ requests
 
+    def _pool(self, message: Pool) -> None:
+        if self._pooling is None:
+            raise unserved(generates=True)
+        self._pooling.start(message)
+
+    def _answer_pooled(self, answer: Pooled) -> None:
+        self._to_frontend(answer.request_id >> OWNER_SHIFT, answer)
+
     def _generate(self, message: Generate) -> None:
+        if self._pooling is not None:
+            raise unserved(generates=False)
         admitted = self._admission.admit(message)
-        n = message.params.n
         engine_prompt_logprobs = admitted.sampling.prompt_logprobs >= 0
         if message.params.max_tokens == 0 and not engine_prompt_logprobs:
             self._answer_without_engine(message, admitted)
             return
+        grammar = message.grammar
+        if grammar is None and message.params.structured_outputs is not None:
+            grammar = grammar_of(message.params.structured_outputs)
+        if grammar is None:
+            self._start(message, admitted=admitted)
+            return
+        if self._resolved.config.model.skip_tokenizer_init:
+            raise BadRequest("structured output needs a tokenizer", param="structured_outputs")
+        self._checking.add(message.request_id)
+        self._grammars.check(grammar, partial(self._checked, message, admitted, grammar))
+
+    def _checked(
+        self, message: Generate, admitted: Admitted, grammar: Grammar, error: ZlmError | None
+    ) -> None:
+        """Go on with a request whose *grammar* was checked, unless it was cancelled meanwhile."""
+        if message.request_id not in self._checking:
+            return
+        self._checking.discard(message.request_id)
+        if error is not None:
+            wanted = None if message.grammar is not None else message.params.structured_outputs
+            error.param = error.param or ("tools" if wanted is None else wanted.source)
+            self._fail(message.request_id, error)
+            return
+        start = partial(self._start, admitted=admitted, grammar=grammar)
+        self._guard(message.request_id, start, message)
+
+    def _start(
+        self, message: Generate, *, admitted: Admitted, grammar: Grammar | None = None
+    ) -> None:
+        """Hand an admitted request to the engine."""
+        n = message.params.n
+        if grammar is not None and not self._told_tokens:
+            self._to_engine(self._token_bytes())
+            self._told_tokens = True
         # Without output all samples of a prompt are equal: one sequence stands for them.
         copies, samples = (n, 1) if message.params.max_tokens == 0 else (1, n)
+        plan = self._formats.plan(
+            message, admitted.prompts[0].token_ids, constrained=grammar is not None
+        )
         request = self._requests[message.request_id] = _Request()
         submits = []
         for number, prompt in enumerate(admitted.prompts):
-            if engine_prompt_logprobs:
+            if admitted.sampling.prompt_logprobs >= 0:
                 prompt.logprobs.append(entry(self._table, prompt.token_ids[0], None, []))
             seq_id = self._next_seq_id
             self._next_seq_id += samples
             for sample in range(samples):
-                choice = self._choice(message, admitted, prompt, number * n + sample)
+                choice = self._choice(message, admitted, prompt, number * n + sample, plan)
                 self._choices[seq_id + sample] = choice
                 request.seq_ids.add(seq_id + sample)
             if copies > 1:
                 self._copies[seq_id] = copies
-            submits.append(self._submit(message, admitted, number, seq_id, samples))
+            submit = self._submit(message, admitted, number, seq_id, samples)
+            submits.append(msgspec.structs.replace(submit, grammar=grammar))
         for submit in submits:
             self._to_engine(submit)
 
-    def _choice(self, message: Generate, admitted: Admitted, prompt: Prompt, index: int) -> Choice:
+    def _choice(
+        self,
+        message: Generate,
+        admitted: Admitted,
+        prompt: Prompt,
+        index: int,
+        plan: OutputPlan | None = None,
+    ) -> Choice:
         params = message.params
         text = None
         if params.detokenize and not self._resolved.config.model.skip_tokenizer_init:
             skip = params.skip_special_tokens
             continues = admitted.continues
-            text = detokenizer(self._table, skip_special_tokens=skip, continues=continues)
-        return Choice(message.request_id, index, prompt, text, admitted.options)
+            text = detokenizer(
+                self._table,
+                skip_special_tokens=skip,
+                continues=continues,
+                shown=frozenset() if plan is None else plan.shown,
+            )
+        parts = None if plan is None or text is None else plan.parts()
+        return Choice(message.request_id, index, prompt, text, admitted.options, parts)
 
     def _submit(
         self, message: Generate, admitted: Admitted, number: int, seq_id: int, samples: int
@@ -196,6 +301,9 @@ class TokenizerCore:
             priority=message.priority,
             cache_salt=message.cache_salt.encode(),
         )
+
+    def _tell_tokens(self, eos_ids: tuple[int, ...]) -> TokenBytes:
+        return token_bytes(self.vocabulary, self._table, eos_ids)
 
     def _answer_without_engine(self, message: Generate, admitted: Admitted) -> None:
         """Answer an echo of the prompts alone."""
@@ -228,6 +336,9 @@ class TokenizerCore:
 
     def _take_output(self, message: StepOutput) -> None:
         self.steps += 1
+        if self._pooling is not None:
+            self._take_pooled(self._pooling, message)
+            return
         seq_ids = np.frombuffer(message.seq_ids, dtype="<i8").tolist()
         token_ids = np.frombuffer(message.token_ids, dtype="<i4").tolist()
         finishes = np.frombuffer(message.finish, dtype="u1").tolist()
@@ -266,6 +377,15 @@ class TokenizerCore:
         for sequence_error in message.errors:
             self._take_error(sequence_error)
 
+    def _take_pooled(self, pooling: PoolingRequests, message: StepOutput) -> None:
+        pooling.take(message)
+        for error in message.errors:
+            request_id = pooling.request_of(error)
+            if request_id is not None:
+                others = [i for i in pooling.forget(request_id) if i != error.seq_id]
+                self._abort(others)
+                self._tell_error(request_id, error)
+
     def _take_prompt_news(self, message: StepOutput, seq_ids: list[int]) -> None:
         """Take in what a step says of prompts: cached tokens, and the tokens' log-probabilities."""
         for row, cached in message.cached:
@@ -299,10 +419,11 @@ class TokenizerCore:
             return
         others = self._forget(choice.request_id)
         self._abort(seq_id for seq_id in others if seq_id != error.seq_id)
-        failed = Failed(
-            choice.request_id, error.status, error.error_type, error.message, code=error.code
-        )
-        self._to_frontend(choice.request_id >> OWNER_SHIFT, failed)
+        self._tell_error(choice.request_id, error)
+
+    def _tell_error(self, request_id: int, error: SequenceError) -> None:
+        failed = Failed(request_id, error.status, error.error_type, error.message, code=error.code)
+        self._to_frontend(request_id >> OWNER_SHIFT, failed)
 
     # ------------------------------------------------------------------ the ends of requests
 
@@ -331,6 +452,9 @@ class TokenizerCore:
 
     def _forget(self, request_id: int) -> list[int]:
         """Drop a request and return its sequences that the engine still works on."""
+        if self._pooling is not None:
+            return self._pooling.forget(request_id)
+        self._checking.discard(request_id)
         request = self._requests.pop(request_id, None)
         if request is None:
             return []

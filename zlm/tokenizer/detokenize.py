@@ -35,14 +35,19 @@ class Detokenizer(Protocol):
 
 
 def detokenizer(
-    table: TokenTable, *, skip_special_tokens: bool = True, continues: bool = False
+    table: TokenTable,
+    *,
+    skip_special_tokens: bool = True,
+    continues: bool = False,
+    shown: frozenset[int] = frozenset(),
 ) -> Detokenizer:
     """Return a detokenizer for a new sequence.
 
     *continues* says that the text goes on from a prompt: then nothing is stripped from its start,
-    as a decoder does with the start of a whole text, so that " Paris" keeps its space.
+    as a decoder does with the start of a whole text, so that " Paris" keeps its space. *shown* are
+    special tokens that are never skipped.
     """
-    hidden = table.special_ids if skip_special_tokens else _NONE_HIDDEN
+    hidden = table.special_ids - shown if skip_special_tokens else _NONE_HIDDEN
     if table.byte_level:
         return _ByteDetokenizer(table, hidden)
     return _TextDetokenizer(table, hidden, continues)
@@ -53,7 +58,7 @@ class _ByteDetokenizer:
 
     def __init__(self, table: TokenTable, hidden: frozenset[int]) -> None:
         self._raw = table.raw
-        self._texts = table.shown_texts if hidden else table.texts
+        self._texts = table.texts_hiding(hidden)
         self._hidden = hidden
         self._held = b""
 

@@ -33,7 +33,7 @@ def output_tokens(
     if max_tokens is not None and max_tokens > room and not clamp:
         raise TooLong(
             f"{param} has {num_prompt_tokens} tokens and max_tokens is {max_tokens}, together "
-            f"{num_prompt_tokens + max_tokens}; the context length is {max_model_len} tokens",
+            f"{num_prompt_tokens + max_tokens}; {context_length(max_model_len)}",
             param="max_tokens",
         )
     wanted = room if max_tokens is None else min(max_tokens, room)
@@ -70,9 +70,14 @@ def check_prompt(
     count = f"at least {num_prompt_tokens}" if at_least else str(num_prompt_tokens)
     reason = ", which leaves no room to generate" if num_prompt_tokens == max_model_len else ""
     raise TooLong(
-        f"{param} has {count} tokens, the context length is {max_model_len} tokens{reason}",
+        f"{param} has {count} tokens, {context_length(max_model_len)}{reason}",
         param=param,
     )
+
+
+def context_length(max_model_len: int) -> str:
+    """Say the limit in OpenAI's words: clients know this error by them (LiteLLM's fallbacks do)."""
+    return f"this model's maximum context length is {max_model_len} tokens"
 
 
 def _check_cache(tokens: int, max_sequence_tokens: int | None, param: str) -> None:

@@ -61,6 +61,7 @@ class TokenizerProcess:
             child.index,
             to_engine=engine.send,
             to_frontend=lambda index, answer: frontends[index].send(answer),
+            run_later=asyncio.get_running_loop().call_soon_threadsafe,
         )
         garbage.settle()
         early, self._early = self._early, []

@@ -13,6 +13,7 @@ import msgspec
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from zlm.errors import BadRequest, clip
+from zlm.tokenizer.template_calls import ArgumentsForm, arguments_form
 from zlm.tokenizer.template_content import ContentForm, content_form
 from zlm.tokenizer.template_environment import (
     ENVIRONMENT,
@@ -20,6 +21,7 @@ from zlm.tokenizer.template_environment import (
     compile_template,
     parse_template,
 )
+from zlm.tokenizer.template_tools import knows_tools, write_tools
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -50,7 +52,7 @@ def render(conversation: Conversation) -> str:
     """
     try:
         template = compile_template(conversation.template)
-        messages = _prepare(conversation, _form_of(conversation.template))
+        messages = _prepare(conversation, _forms_of(conversation.template))
         variables = {
             **conversation.variables,
             "messages": messages,
@@ -79,12 +81,20 @@ def render(conversation: Conversation) -> str:
 
 
 @lru_cache(maxsize=32)
-def _form_of(template: str) -> ContentForm:
-    return content_form(parse_template(template))
+def _forms_of(template: str) -> tuple[ContentForm, ArgumentsForm]:
+    tree = parse_template(template)
+    return content_form(tree), arguments_form(tree)
 
 
-def _prepare(conversation: Conversation, form: ContentForm) -> list[dict[str, Any]]:
-    messages = [_message(message, form) for message in conversation.messages]
+def _prepare(
+    conversation: Conversation, forms: tuple[ContentForm, ArgumentsForm]
+) -> list[dict[str, Any]]:
+    messages = conversation.messages
+    uses_tools = conversation.tools or any(message.get("tool_calls") for message in messages)
+    if uses_tools and not knows_tools(conversation.template):
+        messages = write_tools(messages, conversation.tools)
+    messages = [_message(message, *forms) for message in messages]
+    _name_results(messages)
     if conversation.end_mark:
         if not messages:
             raise BadRequest("messages must not be empty to be continued", param="messages")
@@ -92,11 +102,27 @@ def _prepare(conversation: Conversation, form: ContentForm) -> list[dict[str, An
     return messages
 
 
-def _message(message: dict[str, Any], form: ContentForm) -> dict[str, Any]:
+def _name_results(messages: list[dict[str, Any]]) -> None:
+    """Give each result of a tool the name of the function that was called, if it has none."""
+    names: dict[str, Any] = {}
+    for message in messages:
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict) and isinstance(call.get("id"), str):
+                names[call["id"]] = function.get("name")
+        call_id = message.get("tool_call_id")
+        if message.get("role") == "tool" and isinstance(call_id, str) and names.get(call_id):
+            message.setdefault("name", names[call_id])
+
+
+def _message(
+    message: dict[str, Any], form: ContentForm, arguments: ArgumentsForm
+) -> dict[str, Any]:
     """Return *message* as templates expect it: no nulls, content in the right form.
 
-    A missing content becomes the empty string, arguments of tool calls become objects, and
-    reasoning stands under the name templates read.
+    A missing content becomes the empty string, arguments of tool calls get the form the template
+    takes, and reasoning stands under the name templates read.
     """
     prepared = {key: value for key, value in message.items() if value is not None}
     prepared["content"] = _content(prepared.get("content", ""), form)
@@ -106,7 +132,7 @@ def _message(message: dict[str, Any], form: ContentForm) -> dict[str, Any]:
         prepared["reasoning_content"] = reasoning
     calls = prepared.get("tool_calls")
     if isinstance(calls, list):
-        prepared["tool_calls"] = [_tool_call(call) for call in calls]
+        prepared["tool_calls"] = [_tool_call(call, arguments) for call in calls]
     return prepared
 
 
@@ -129,16 +155,24 @@ def _part_text(part: Any) -> str:
     return text
 
 
-def _tool_call(call: Any) -> Any:
-    """Return *call* with its arguments as an object, where they came as the JSON of one."""
+def _tool_call(call: Any, form: ArgumentsForm) -> Any:
+    """Return *call* with its arguments as an object, or as the JSON of one; any other as it is."""
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, dict):
         return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:
-        return call
-    if not isinstance(arguments, dict):
+    arguments: Any = function.get("arguments")
+    if form == "string":
+        if not isinstance(arguments, dict):
+            return call
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            return call
+        if not isinstance(arguments, dict):
+            return call
+    else:
         return call
     return {**call, "function": {**function, "arguments": arguments}}
 

@@ -83,6 +83,7 @@ class TokenTable:
         self.raw = Filled(self._byte_level_bytes if self.byte_level else self._piece_bytes)
         self.texts = Filled(self._whole_text)
         self.shown_texts = Filled(self._shown_text)
+        self._shown_but: dict[frozenset[int], Filled] = {}
 
     def _take_step(self, step: dict[str, Any], *, fused: bool) -> None:
         kind = step["type"]
@@ -115,6 +116,16 @@ class TokenTable:
     def _shown_text(self, token_id: int) -> str | None:
         text: str | None = "" if token_id in self.special_ids else self.texts[token_id]
         return text
+
+    def texts_hiding(self, hidden: frozenset[int]) -> Filled:
+        """Return id to text as ``texts`` has it, empty for the ids in *hidden*."""
+        if not hidden:
+            return self.texts
+        if hidden == self.special_ids:
+            return self.shown_texts
+        if hidden not in self._shown_but:
+            self._shown_but[hidden] = Filled(lambda i: "" if i in hidden else self.texts[i])
+        return self._shown_but[hidden]
 
     def _piece_bytes(self, token_id: int) -> bytes:
         piece = self.pieces[token_id]

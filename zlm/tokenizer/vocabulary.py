@@ -54,6 +54,37 @@ class Vocabulary:
         except (TypeError, UnicodeEncodeError):
             raise BadRequest("the text holds a lone surrogate, which is not a character") from None
 
+    def encode_cut(self, text: str, most: int, *, add_special_tokens: bool) -> list[int]:
+        """Return at most *most* ids: of the start of *text*, and what the tokenizer adds to it."""
+        tokenizer = self.tokenizer
+        added = tokenizer.num_special_tokens_to_add(False) if add_special_tokens else 0
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        encoding.truncate(max(most - added, 0))
+        return tokenizer.post_process(encoding, None, add_special_tokens).ids[:most]
+
+    def encode_pair(
+        self, first: str, second: str, most: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids of two texts joined as the tokenizer joins pairs, and their segments.
+
+        Of more than *most* ids, the longer text's last ones are left out.
+        """
+        tokenizer = self.tokenizer
+        try:
+            a, b = (tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
+        except (TypeError, UnicodeEncodeError):
+            raise BadRequest("the text holds a lone surrogate, which is not a character") from None
+        if most is not None:
+            room = max(most - tokenizer.num_special_tokens_to_add(True), 0)
+            shorter = min(len(a.ids), len(b.ids))
+            rest = room - shorter if shorter <= room // 2 else room - room // 2
+            half = shorter if shorter <= room // 2 else room // 2
+            a_room, b_room = (half, rest) if len(a.ids) <= len(b.ids) else (rest, half)
+            a.truncate(a_room)
+            b.truncate(b_room)
+        joined = tokenizer.post_process(a, b, True)
+        return joined.ids, joined.type_ids
+
     def encode_inside(self, text: str) -> list[int]:
         """Return the ids of *text* as it is encoded in the middle of a text.
 

@@ -1,10 +1,10 @@
 """Downloads from the Hugging Face hub, through huggingface_hub: cached, resumed, with a token.
 
-Only what can be used is fetched: safetensors of the top folder, JSON, templates and tokenizers; no
-pickles and no second copies in other formats. A connection that breaks is taken up where it broke;
-a start after a failure fetches the files that are missing. When the hub cannot be reached, complete
-files in the cache serve (huggingface_hub checks that). Every failure becomes a ModelError that says
-what to do.
+Only what can be used is fetched: safetensors of the top folder, JSON, templates and tokenizers, and
+the modules of an embedding model; no pickles and no second copies in other formats. A connection
+that breaks is taken up where it broke; a start after a failure fetches the files that are missing.
+When the hub cannot be reached, complete files in the cache serve (huggingface_hub checks that).
+Every failure becomes a ModelError that says what to do.
 """
 
 import errno
@@ -26,6 +26,8 @@ from zlm.weights.resolve import similar_path
 
 SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 WEIGHTS = ("*.safetensors",)
+MODULES = "modules.json"  # a sentence-transformers pipeline: its modules are numbered folders
+MODULE_FILES = ("[0-9]*_*/config.json", "[0-9]*_*/model.safetensors")
 # Subfolders hold other formats; Mistral's consolidated files repeat the weights; mmproj are eyes.
 IGNORED = ("*/*", "consolidated*", "mmproj*")
 DISK_ERRORS = (
@@ -47,6 +49,8 @@ def download_model(model: str, revision: str | None, download_dir: str | None) -
     if choice:
         return _gguf_file(source, choice)
     folder = source.fetch((*SMALL_FILES, *WEIGHTS))
+    if (folder / MODULES).is_file():
+        source.fetch(MODULE_FILES, ignored=())
     if any(folder.glob("*.safetensors")):
         return folder
     local = [path for path in folder.glob("*.gguf") if not path.name.startswith("mmproj")]
@@ -98,8 +102,8 @@ class _Source:
         self.cache = str(Path(download_dir).expanduser()) if download_dir else None
         self.token = next((os.environ[k] for k in TOKEN_VARIABLES if os.environ.get(k)), None)
 
-    def fetch(self, patterns: tuple[str, ...]) -> Path:
-        """Download the files that match *patterns* and return their folder."""
+    def fetch(self, patterns: tuple[str, ...], ignored: tuple[str, ...] = IGNORED) -> Path:
+        """Download the files that match *patterns* but not *ignored*; return their folder."""
         try:
             folder = snapshot_download(
                 self.repository,
@@ -107,7 +111,7 @@ class _Source:
                 cache_dir=self.cache,
                 token=self.token,
                 allow_patterns=list(patterns),
-                ignore_patterns=list(IGNORED),
+                ignore_patterns=list(ignored),
             )
         except Exception as error:
             raise self.explain(error) from error

@@ -44,6 +44,8 @@ _TEXT_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
+    "bert.": "",
+    "roberta.": "",
 }
 _OTHER_HALF = (
     "vision_tower.",

@@ -32,7 +32,7 @@ class DummyWeights:
     def get(self, name: str) -> Tensor:
         """Return tensor *name*; norms are neutral. Raises KeyError if the model has none such."""
         shape = self._shapes[name]
-        if name.endswith("norm.weight"):
+        if name.lower().endswith("norm.weight"):
             return torch.full(shape, self._norm, device=self._device)
         generator = torch.Generator(self._device).manual_seed(crc32(name.encode(), self._seed))
         values = torch.randn(shape, generator=generator, device=self._device)

@@ -8,7 +8,7 @@ largest first, and the others find their memory in its pool. Owns graphs, knows 
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -29,6 +29,7 @@ class StepGraphs:
         self._eager = eager
         self._graphs: dict[Key, torch.cuda.CUDAGraph] = {}
         self._seen: set[Key] = set()
+        self._refused: set[Key] = set()  # there was no memory for them
         self._pool = None if eager else torch.cuda.graph_pool_handle()
 
     def __len__(self) -> int:
@@ -52,12 +53,16 @@ class StepGraphs:
             return
         if graph is None:
             graph = self.capture(shape, form)
-        graph.replay()
+        if graph is None:
+            self._body(shape, form)
+        else:
+            graph.replay()
 
     def takes(self, shape: StepShape, form: str) -> bool:
         """Tell whether a graph of it may be made, and there is none."""
         has_room = not self._eager and len(self._graphs) < MAX_GRAPHS
-        return has_room and (shape, form) not in self._graphs
+        key = (shape, form)
+        return has_room and key not in self._graphs and key not in self._refused
 
     def _wanted(self, key: Key) -> bool:
         if not self.takes(*key):
@@ -67,14 +72,24 @@ class StepGraphs:
         self._seen.add(key)
         return False
 
-    def capture(self, shape: StepShape, form: str) -> torch.cuda.CUDAGraph:
-        """Capture a step. Its kernels must have been compiled: run it once before."""
+    def capture(self, shape: StepShape, form: str) -> torch.cuda.CUDAGraph | None:
+        """Capture a step. Its kernels must have been compiled: run it once before.
+
+        None if there is no memory for it: steps like it are never captured then.
+        """
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             self._body(shape, form)
-        finally:
-            graph.capture_end()
+        except BaseException as error:
+            with suppress(RuntimeError):  # of ending a capture that has failed
+                graph.capture_end()
+            if not isinstance(error, torch.OutOfMemoryError):
+                raise
+            log.warning("no memory for a graph of %s, %s: such steps run without", shape, form)
+            self._refused.add((shape, form))
+            return None
+        graph.capture_end()
         self._graphs[shape, form] = graph
         log.debug("captured %s, %s", shape, form)
         return graph

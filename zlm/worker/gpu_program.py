@@ -23,6 +23,8 @@ from zlm.worker.gpu_sampler import GpuSampler
 from zlm.worker.gpu_steps import StepInputs, StepShape, StepSizes
 from zlm.worker.gpu_tables import GpuTables
 
+SAMPLE_ALIGNMENT = 16  # bytes: statuses begin so, else sampling would be compiled for them anew
+
 HostLengths = tuple[list[int], list[int]]  # tokens and context of each row, for ops that need them
 
 
@@ -68,12 +70,14 @@ class StepProgram:
         return self._logits[:count]
 
     def samples(self, count: int) -> Tensor:
-        """Return a step's samples: uint8 [5 * count], int32 tokens and then statuses."""
-        return self._samples[: 5 * count]
+        """Return a step's samples, uint8: int32 tokens, and statuses from ``statuses_at``."""
+        return self._samples[: statuses_at(count) + count]
 
     def outputs(self, count: int) -> tuple[Tensor, Tensor]:
         """Return where samples go: tokens int32 [count] and statuses uint8 [count]."""
-        return self._samples[: 4 * count].view(torch.int32), self._samples[4 * count : 5 * count]
+        start = statuses_at(count)
+        tokens = self._samples[: 4 * count].view(torch.int32)
+        return tokens, self._samples[start : start + count]
 
     def launch(self, shape: StepShape, form: str, lengths: HostLengths = ([], [])) -> Tensor:
         """Launch the step whose array was loaded. Returns the hidden states of its tokens."""
@@ -149,3 +153,8 @@ class StepProgram:
                 for g, window in enumerate(self._windows)
             ],
         )
+
+
+def statuses_at(count: int) -> int:
+    """Return where the statuses of *count* samples begin, in bytes."""
+    return -(-4 * count // SAMPLE_ALIGNMENT) * SAMPLE_ALIGNMENT

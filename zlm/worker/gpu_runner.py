@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zlm.messages import Execute, LogprobColumns, StepResult
+from zlm.messages import Execute, LogprobColumns, Masks, StepResult
 from zlm.models.registry import Model
 from zlm.ops.backend import Ops
-from zlm.worker import gpu_steps, step_inputs
+from zlm.worker import gpu_steps, step_inputs, token_masks
 from zlm.worker.gpu_copy import Downloads, download
 from zlm.worker.gpu_graphs import StepGraphs
-from zlm.worker.gpu_program import HostLengths, StepProgram
-from zlm.worker.gpu_sampler import GpuSampler
+from zlm.worker.gpu_program import HostLengths, StepProgram, statuses_at
+from zlm.worker.gpu_sampler import GpuSampler, MaskedSamples
 from zlm.worker.gpu_sampler_report import Report
 from zlm.worker.gpu_steps import StepShape, StepSizes
 from zlm.worker.gpu_tables import GpuTables
@@ -42,7 +42,7 @@ class _Running:
     launched: float
     chosen: np.ndarray | None = None  # which samples the step asked for, in message order
     count: int = 0  # samples, padding included
-    samples: Tensor | None = None  # host uint8: int32 tokens, then statuses
+    samples: Tensor | None = None  # host uint8: see ``StepProgram.samples``
     report: Report | None = None
     reported: list[Tensor] = field(default_factory=list)
     prompt: LogprobColumns | None = None
@@ -63,10 +63,21 @@ class _Steady:
     def fits(self, message: Execute) -> bool:
         """Tell whether *message* is that step, with no sequence joining."""
         same = message.starts == self.starts and message.slots == self.slots
-        return same and message.sample == self.sample and not message.joins
+        changed = message.joins or message.masked
+        return same and message.sample == self.sample and not changed
 
     def advance(self) -> None:
         self.starts = (np.frombuffer(self.starts, np.int32) + np.int32(1)).tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsampled:
+    """A step whose logits are on their way; its masks are to come."""
+
+    running: _Running
+    rows: StepRows
+    shape: StepShape
+    chosen: np.ndarray
 
 
 class GpuRunner:
@@ -111,6 +122,8 @@ class GpuRunner:
         self._downloads = Downloads(5 * sizes.max_samples, device)
         self._steady: _Steady | None = None
         self._running: deque[_Running] = deque()
+        self._unsampled: _Unsampled | None = None
+        self._vocab_size = vocab_size
         self.spare_shapes: deque[StepShape] = deque()  # to be captured when there is time
         self._last_end = 0.0
 
@@ -118,12 +131,18 @@ class GpuRunner:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a step was launched that has not been collected."""
+        """Whether a step was launched that has not been collected and waits for no masks."""
         return bool(self._running)
+
+    @property
+    def awaits_masks(self) -> bool:
+        """Whether the last step launched waits for its masks."""
+        return self._unsampled is not None
 
     @torch.inference_mode()
     def launch(self, message: Execute) -> None:
-        """Apply the changes in *message* and launch its rows."""
+        """Apply the changes in *message* and launch its rows, up to the logits if it is masked."""
+        assert self._unsampled is None, "the step before has not sampled yet"
         running = _Running(message.step, time.perf_counter())
         self._tables.apply(message)
         if message.joins:
@@ -135,6 +154,20 @@ class GpuRunner:
             self._launch_steady(steady, running)
         elif message.slots:
             self._launch_rows(message, running)
+        if not message.masked:
+            self._launched(running)
+
+    @torch.inference_mode()
+    def mask(self, masks: Masks) -> None:
+        """Launch the sampling of the step that waits for *masks*."""
+        waiting, self._unsampled = self._unsampled, None
+        assert waiting is not None and waiting.running.step == masks.step, "masks of another step"
+        running, shape, chosen = waiting.running, waiting.shape, waiting.chosen
+        self._sample_fully(waiting.rows, shape, chosen, running, masks)
+        self._download(running, shape.samples, chosen)
+        self._launched(running)
+
+    def _launched(self, running: _Running) -> None:
         if self._on_gpu:
             running.ended = torch.cuda.Event()
             running.ended.record()
@@ -167,28 +200,41 @@ class GpuRunner:
             seconds=now - began,
         )
 
-    def execute(self, message: Execute) -> StepResult:
+    def execute(self, message: Execute, masks: Masks | None = None) -> StepResult:
         """Launch one step and wait for it; none may be in flight."""
         assert not self._running
         self.launch(message)
+        if masks is not None:
+            self.mask(masks)
         return self.collect()
 
     @torch.inference_mode()
     def use_idle_time(self) -> bool:
-        """Capture one of the shapes in ``spare_shapes``; return whether some are left.
-
-        A step of padding alone is run first, as always before a capture.
-        """
+        """Capture one of the shapes in ``spare_shapes``; return whether some are left."""
         assert not self._running
         while self.spare_shapes:
             shape = self.spare_shapes.popleft()
-            if self.graphs.takes(shape, "draw"):
-                self._steady = None
-                self._program.load(gpu_steps.blank(shape, self._tables.dummy_slot))
-                self._program.launch(shape, "draw")
-                self.graphs.capture(shape, "draw")
+            if self._captures(shape):
+                self.rehearse(shape)
                 break
         return bool(self.spare_shapes)
+
+    @torch.inference_mode()
+    def rehearse(self, shape: StepShape) -> None:
+        """Run a step of padding alone, and capture it if it can be and has not been."""
+        self._steady = None
+        self._program.load(gpu_steps.blank(shape, self._tables.dummy_slot))
+        none = [0] * shape.num_rows
+        self._program.launch(shape, "draw", (none, none))
+        if self._captures(shape):
+            self.graphs.capture(shape, "draw")
+
+    def _captures(self, shape: StepShape) -> bool:
+        return self._can_capture(shape) and self.graphs.takes(shape, "draw")
+
+    def _can_capture(self, shape: StepShape) -> bool:
+        """Whether no step of *shape* needs lengths, which differ from step to step."""
+        return not (self._ops.needs_lengths and shape.prefill_rows)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy KV blocks, each (group, from, to), in all layers of their groups."""
@@ -216,10 +262,12 @@ class GpuRunner:
         self._program.load(array)
         sampled = rows.sampled_slots
         sampling = self._sampler.variant(sampled) if len(sampled) else "silent"
+        if message.masked:
+            sampling = None
         form = sampling or "logits"
         hidden, self._steady = None, None
         wants_prompt = self._prompt.wanted(rows, self._sampler)
-        if wants_prompt or self._ops.needs_lengths:
+        if wants_prompt or not self._can_capture(shape):
             hidden = self._program.launch(shape, form, _host_lengths(rows, shape))
         else:
             self.graphs.run(shape, form)
@@ -227,9 +275,11 @@ class GpuRunner:
                 sample, starts = message.sample, message.starts
                 self._steady = _Steady(message.slots, starts, sample, shape, form, chosen)
                 self._steady.advance()
-        if sampling is None:
-            self._sample_fully(rows, shape, chosen, running)
-        if form != "silent":
+        if message.masked:
+            self._unsampled = _Unsampled(running, rows, shape, chosen)
+        elif sampling is None:
+            self._sample_fully(rows, shape, chosen, running, None)
+        if form != "silent" and not message.masked:
             self._download(running, shape.samples, chosen)
         if wants_prompt and hidden is not None:
             places = gpu_steps.padded_index(rows, shape, np.arange(rows.num_tokens))
@@ -238,12 +288,21 @@ class GpuRunner:
             )
 
     def _sample_fully(
-        self, rows: StepRows, shape: StepShape, chosen: np.ndarray, running: _Running
+        self,
+        rows: StepRows,
+        shape: StepShape,
+        chosen: np.ndarray,
+        running: _Running,
+        masks: Masks | None,
     ) -> None:
         inputs = self._program.inputs(shape)
         tokens, status = self._program.outputs(shape.samples)
         slots = np.full(shape.samples, self._tables.dummy_slot)
         slots[chosen] = rows.sampled_slots
+        masked = None
+        if masks is not None and masks.rows:
+            places, words = token_masks.read(masks, self._vocab_size)
+            masked = MaskedSamples(chosen[places], words)
         report = self._sampler.full(
             self._program.logits(shape.samples),
             inputs.sample_slots,
@@ -251,6 +310,7 @@ class GpuRunner:
             slots,
             tokens_out=tokens,
             status_out=status,
+            masked=masked,
         )
         if report is not None:
             running.report = report
@@ -262,7 +322,7 @@ def _read_samples(running: _Running) -> tuple[bytes, bytes]:
     assert running.samples is not None and running.chosen is not None
     array, count = running.samples.numpy(), running.count
     token_ids = array[: 4 * count].view(np.int32)[running.chosen].tobytes()
-    status = array[4 * count : 5 * count][running.chosen]
+    status = array[statuses_at(count) :][running.chosen]
     return token_ids, status.tobytes() if status.any() else b""
 
 

@@ -6,6 +6,7 @@ the runner, so a step can be sent while another runs. What is done, in what orde
 of rows that cannot be sampled, is as in ``zlm.worker.sampler``:
 
     logits → adjust: penalties, allowed ids → edit: biases, early ends, bad words
+           → masks of grammars
            → draw: temperature, min_p, top_k, top_p, race → tokens, statuses, token table
     logits → report: log-probabilities of the raw distribution, of what was drawn
 
@@ -14,6 +15,7 @@ CUDA graph. ``full`` does the rest too, with client lists from the host when the
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,13 +29,24 @@ from zlm.kernels import (
 )
 from zlm.messages import Join
 from zlm.worker import gpu_sampler_selection
-from zlm.worker.gpu_sampler_columns import SlotColumns
+from zlm.worker.gpu_sampler_columns import SlotColumns, upload_all
 from zlm.worker.gpu_sampler_report import Report, Reporter
 from zlm.worker.gpu_sampler_selection import Selection
 from zlm.worker.sampling_slots import NO_LISTS, Ints, SamplingSlots
 
 DRAW, CUT, FULL = 0, 1, 2  # what a slot needs
 VARIANTS = ("draw", "cut", None)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedSamples:
+    """Samples that follow a grammar: ``places`` int64 [k] among the step's, ``words`` int32 [k, W].
+
+    W is ceil(V / 32); bit i % 32 of word i // 32 says whether id i may be drawn.
+    """
+
+    places: Ints
+    words: np.ndarray
 
 
 class GpuSampler:
@@ -140,6 +153,7 @@ class GpuSampler:
         *,
         tokens_out: Tensor,
         status_out: Tensor,
+        masked: MaskedSamples | None = None,
     ) -> Report | None:
         """Do all that the rows ask for; arguments as in ``draw``. Uses up *logits*, float32 [S, V].
 
@@ -148,6 +162,8 @@ class GpuSampler:
         """
         selection = self._select(slots_host)
         adjusted = self._adjust(logits, selection, slots, lengths)
+        if masked is not None:
+            adjusted = self._mask(logits, adjusted, selection, slots, masked)
         columns = self._columns
         sampling.sample(
             adjusted,
@@ -208,6 +224,34 @@ class GpuSampler:
             sampling_edit.ban_words(
                 out, *selection.bad_words, slots, columns.num_prompt, lengths, self._tokens
             )
+        return out
+
+    def _mask(
+        self,
+        logits: Tensor,
+        adjusted: Tensor,
+        selection: Selection,
+        slots: Tensor,
+        masked: MaskedSamples,
+    ) -> Tensor:
+        """Return *adjusted* with *masked* applied, as ``_adjust`` does; a NaN stays one."""
+        rows = np.full(len(logits), -1, np.int32)
+        rows[masked.places] = np.arange(len(masked.places))
+        mask_rows, words = upload_all([rows, masked.words.reshape(-1)], self._device)
+        keeps = adjusted is logits and selection.reported is not None
+        out = torch.empty_like(logits) if keeps else adjusted
+        columns = self._columns
+        sampling_adjust.adjust(
+            adjusted,
+            out=out,
+            slots=slots,
+            repetition=columns.repetition,
+            presence=columns.presence,
+            frequency=columns.frequency,
+            count_rows=columns.count_rows,
+            mask_rows=mask_rows,
+            mask=words.view(masked.words.shape),
+        )
         return out
 
 

@@ -4,6 +4,8 @@ Kernels are compiled for what is constant (a vocabulary, a token table) and for 
 for; the sequences made up here ask for everything in all the ways that differ.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -36,7 +38,7 @@ def warm(sampler: GpuSampler, logits: Tensor) -> None:
     hosts[0] = 0
     slots = torch.from_numpy(hosts.astype(np.int32)).to(device)
     lengths = torch.ones(count, dtype=torch.int32, device=device)
-    out = {
+    out: dict[str, Any] = {
         "tokens_out": torch.empty(count, dtype=torch.int32, device=device),
         "status_out": torch.empty(count, dtype=torch.uint8, device=device),
     }

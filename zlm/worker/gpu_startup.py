@@ -81,7 +81,7 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> startup.
         deterministic=config.compute.deterministic,
     )
     groups = group_facts(resolved, ops)
-    limits = capacities(resolved, sizes)
+    limits = capacities(resolved, sizes, ops)
     bytes_each = dtype.itemsize
     expected = gpu_costs.costs(resolved, card, limits, element_bytes=bytes_each)
     gpu_memory.plan(resolved, card, expected, groups)
@@ -157,15 +157,16 @@ def group_facts(resolved: Resolved, ops: Ops) -> list[GroupFacts]:
     ]
 
 
-def capacities(resolved: Resolved, sizes: StepSizes) -> Capacities:
+def capacities(resolved: Resolved, sizes: StepSizes, ops: Ops) -> Capacities:
     """Return what no step exceeds, for the memory plan."""
     largest = sizes.largest(resolved.max_num_batched_tokens)
+    captured = sizes.decode_buckets[-1] if ops.needs_lengths else largest.num_tokens
     eager = resolved.config.compute.enforce_eager
     return Capacities(
         tokens=largest.num_tokens,
         samples=sizes.max_samples,
         slots=resolved.max_num_seqs + 1,
-        graph_tokens=0 if eager else largest.num_tokens,
+        graph_tokens=0 if eager else captured,
         num_graphs=0 if eager else gpu_graphs.MAX_GRAPHS,
     )
 
@@ -219,13 +220,15 @@ def warm_up(
 ) -> None:
     """Run a step as large as steps get, all ways of sampling, and the commonest shapes.
 
-    The second of *times* runs of a shape captures it. What this leaves in caches and tables is
-    undone.
+    The largest shape there is comes first and is captured first: whatever the order in which others
+    come, they find their memory in that of its tensors. The second of *times* runs of a shape
+    captures it. What this leaves in caches and tables is undone.
     """
     runner, sampler, tables = assembled.runner, assembled.sampler, assembled.tables
     began = time.perf_counter()
     blocks = _Blocks(resolved, num_blocks)
     budget = resolved.max_num_batched_tokens
+    runner.rehearse(assembled.sizes.largest(budget))
     runner.execute(blocks.prefill(budget, min(resolved.max_num_seqs, budget // 2)))
     maximal = time.perf_counter()
     device = tables.tokens.device

@@ -104,7 +104,7 @@ class StepSizes:
     def largest(self, max_num_batched_tokens: int) -> StepShape:
         """Return a shape that no step exceeds in any size."""
         most, tokens = self.max_decodes, _prefill_bucket(max_num_batched_tokens)
-        return StepShape(most, tokens, _up(most, 256), self.max_samples)
+        return StepShape(most, tokens, _class(most, _up(most, 256)), self.max_samples)
 
 
 def _decode_buckets(most: int) -> list[int]:

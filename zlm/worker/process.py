@@ -7,10 +7,11 @@ Waiting costs no CPU: with steps sent ahead, the next one is there before this o
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 
 from zlm.ipc.sockets import Inbox, Outbox
-from zlm.messages import Execute, Launch, Profile, Progress, Ready, Stop, ToWorker
+from zlm.messages import Execute, Launch, Masks, Profile, Progress, Ready, Stop, ToWorker
 from zlm.ops import cpu_process
 from zlm.process import garbage
 from zlm.process.child import Child, run
@@ -71,25 +72,31 @@ def work(
 
     While a step runs on a device this spins, so that neither its end nor the next step waits for a
     timer; with nothing in flight it does what can wait, and then sleeps until a message comes.
-    *profile* has steps measured.
+    Steps sent after one that waits for its masks wait with it. *profile* has steps measured.
     """
     steps, has_spare_work = 0, True
+    held: deque[Execute] = deque()
     while True:
         running = runner.in_flight
         beat(running, steps)
         messages = inbox.receive(timeout_ms=0 if running or has_spare_work else None)
-        if has_spare_work and not (running or messages):
+        if has_spare_work and not (running or messages or runner.awaits_masks):
             has_spare_work = runner.use_idle_time()
         for message in messages:
             match message:
                 case Execute():
-                    beat(True, steps)
-                    runner.launch(message)
+                    held.append(message)
+                case Masks():
+                    runner.mask(message)
                     steps += _send_ended(runner, engine)
                 case Profile():
                     profile(message)
                 case Stop():
                     return
+            while held and not runner.awaits_masks:
+                beat(True, steps)
+                runner.launch(held.popleft())
+                steps += _send_ended(runner, engine)
         steps += _send_ended(runner, engine)
 
 

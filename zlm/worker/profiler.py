@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from zlm.messages import Execute, KernelTime, Profile, Profiled, StepResult
+from zlm.messages import Execute, KernelTime, Masks, Profile, Profiled, StepResult
 from zlm.worker.runner import Runner
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of a trace
@@ -63,6 +63,16 @@ class StepProfiler:
     @property
     def in_flight(self) -> bool:
         return self._runner.in_flight
+
+    @property
+    def awaits_masks(self) -> bool:
+        return self._runner.awaits_masks
+
+    def mask(self, masks: Masks) -> None:
+        """Let a step sample."""
+        began = time.perf_counter()
+        self._runner.mask(masks)
+        self._in_calls += time.perf_counter() - began
 
     def launch(self, message: Execute) -> None:
         """Launch a step."""

@@ -35,8 +35,9 @@ class PromptLogprobs:
         self._piece = max(1, LOGITS_BYTES // (4 * vocab_size))
 
     def wanted(self, rows: StepRows, columns: PromptColumns) -> bool:
-        """Tell whether a row of the step asks for them."""
-        return bool((columns.prompt_logprobs[rows.slots] >= 0).any())
+        """Tell whether a row of the step asks for them and has prompt tokens to report."""
+        follow = rows.starts + 1 < columns.num_prompt[rows.slots]
+        return bool((follow & (columns.prompt_logprobs[rows.slots] >= 0)).any())
 
     def columns(
         self,

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from zlm.messages import Execute, StepResult
+from zlm.messages import Execute, Masks, StepResult
 
 
 class Runner(Protocol):
@@ -10,10 +10,17 @@ class Runner(Protocol):
 
     @property
     def in_flight(self) -> bool:
-        """Whether a step was launched that has not been collected."""
+        """Whether a step was launched that has not been collected and waits for no masks."""
+
+    @property
+    def awaits_masks(self) -> bool:
+        """Whether the last step launched waits for its masks: no other can be launched before."""
 
     def launch(self, message: Execute) -> None:
         """Apply the changes in *message* and launch its rows."""
+
+    def mask(self, masks: Masks) -> None:
+        """Let the step that waits for *masks* sample."""
 
     def done(self) -> bool:
         """Tell whether the oldest step in flight has ended."""

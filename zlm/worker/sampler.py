@@ -2,8 +2,9 @@
 
 Order (each step only for the rows that ask for it): log-probabilities are taken of the raw logits;
 then penalties (repetition, presence and frequency), bias, allowed ids, bad words, ends that come
-too early; then greedy rows take the best token (the lowest id of equals) and the others divide by
-their temperature, cut by min_p, top_k and top_p, and race (see ``zlm.worker.rng``).
+too early, masks of grammars; then greedy rows take the best token (the lowest id of equals) and the
+others divide by their temperature, cut by min_p, top_k and top_p, and race (see
+``zlm.worker.rng``).
 
 A row that cannot be sampled is reported by its status and gets token 0; its neighbours go on. The
 sampler owns nothing: the token table and the selection of parameters belong to the slots.
@@ -17,6 +18,7 @@ from torch import Tensor
 from zlm.messages import ROW_ALL_MASKED, ROW_NAN, ROW_OK, LogprobColumns
 from zlm.worker import logprobs, nucleus, penalties, rng
 from zlm.worker.sampling_table import RandomRows, SamplingRows
+from zlm.worker.token_masks import MaskedRows
 
 BLOCK_ELEMENTS = 2**21  # logits handled at once when drawing: 8 MB, so that scratch is reused
 
@@ -30,26 +32,35 @@ class Sampled:
     logprobs: LogprobColumns | None
 
 
-def sample(logits: Tensor, rows: SamplingRows, lengths: Tensor, tokens: Tensor) -> Sampled:
+def sample(
+    logits: Tensor,
+    rows: SamplingRows,
+    lengths: Tensor,
+    tokens: Tensor,
+    masked: MaskedRows | None = None,
+) -> Sampled:
     """Draw one token a row. Uses up *logits*, float32 [n, V].
 
     ``lengths`` int64 [n] is how many tokens each row has, which is the position of the drawn one;
-    ``tokens`` int32 [slots, length] is the table with row r's tokens at ``rows.slots[r]``.
+    ``tokens`` int32 [slots, length] is the table with row r's tokens at ``rows.slots[r]``. Rows in
+    *masked* follow a grammar.
     """
     reported = rows.reported
     raw = None
     if reported is not None:
         raw = torch.log_softmax(logits.index_select(0, reported.rows), dim=-1)
     broken = None if rows.untouched else _adjust(logits, rows, lengths, tokens)
+    if masked is not None:
+        broken = _keep(logits, masked.rows, masked.allowed, broken)
     chosen, values = _choose(logits, rows.random, lengths)
     fine = values.isfinite()
     if broken is not None:
         fine &= ~broken
     status = None
     if not fine.all():
-        masked = (values == -torch.inf) if broken is None else (values == -torch.inf) & ~broken
+        empty = (values == -torch.inf) if broken is None else (values == -torch.inf) & ~broken
         status = torch.full_like(chosen, ROW_NAN, dtype=torch.uint8)
-        status[masked] = ROW_ALL_MASKED
+        status[empty] = ROW_ALL_MASKED
         status[fine] = ROW_OK
         chosen = chosen.masked_fill(~fine, 0)
     columns = None
@@ -70,15 +81,21 @@ def _adjust(logits: Tensor, rows: SamplingRows, lengths: Tensor, tokens: Tensor)
     if rows.bias is not None:
         penalties.bias(logits, rows.bias)
     if rows.allowed is not None:
-        allowed = rows.allowed
-        own = logits.index_select(0, allowed.rows)
-        broken = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
-        broken[allowed.rows] = own.amax(-1).isnan()
-        logits[allowed.rows] = own.masked_fill_(~allowed.mask, -torch.inf)
+        broken = _keep(logits, rows.allowed.rows, rows.allowed.mask, broken)
     if rows.bad_words is not None:
         penalties.ban_words(logits, rows.bad_words, tokens, rows.slots, lengths)
     if rows.early_ends is not None:
         penalties.ban_early_ends(logits, rows.early_ends, lengths)
+    return broken
+
+
+def _keep(logits: Tensor, rows: Tensor, allowed: Tensor, broken: Tensor | None) -> Tensor:
+    """Mask what is not *allowed*, bool [k, V], in *rows*; add those it hides NaN of to *broken*."""
+    own = logits.index_select(0, rows)
+    if broken is None:
+        broken = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+    broken[rows] |= own.amax(-1).isnan()
+    logits[rows] = own.masked_fill_(~allowed, -torch.inf)
     return broken
 
 

@@ -21,7 +21,7 @@ from zlm.ops import cpu_process, kv_cache
 from zlm.ops.backend import Ops
 from zlm.ops.cpu import CpuOps
 from zlm.weights.load import open_weights
-from zlm.worker import compute_type, kernel_cache, memory_plan
+from zlm.worker import compute_type, kernel_cache, memory_plan, pooling_startup
 from zlm.worker.dummy_weights import DummyWeights
 from zlm.worker.memory_plan import MemoryPlan
 from zlm.worker.model_runner import ModelRunner
@@ -48,6 +48,9 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> Started:
     """
     if resolved.device == "cuda":
         kernel_cache.prepare()
+    if resolved.spec.pooling is not None:
+        return Started(*pooling_startup.start(resolved, rank, say))
+    if resolved.device == "cuda":
         from zlm.worker import gpu_startup  # needs Triton
 
         return gpu_startup.start(resolved, rank, say)

@@ -8,7 +8,8 @@ from zlm.frontend.openai import fields, logprobs
 from zlm.frontend.openai.answer import AnswerHead
 from zlm.frontend.openai.body import BodyDecoder, check_depth
 from zlm.frontend.openai.messages import conversation
-from zlm.messages import ChatPrompt, Delta, Generate
+from zlm.frontend.openai.tools import tool_request
+from zlm.messages import ChatPrompt, Delta, Generate, ToolCallDelta
 from zlm.sampling_params import MAX_LOGPROBS
 
 KIND = "chat.completion"
@@ -34,19 +35,19 @@ class ChatRequest(TemplateFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     reasoning_effort: str | None = None  # goes to the template
-    # Accepted, change nothing here.
-    parallel_tool_calls: bool | None = None
-    prediction: dict[str, Any] | None = None
-    # Refused when they ask for something.
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None  # false: thoughts are left out of the answer
+    # Accepted, change nothing here.
+    prediction: dict[str, Any] | None = None
+    # Refused when they ask for something.
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
     verbosity: Any = None
-    include_reasoning: Any = None
     mm_processor_kwargs: Any = None
 
 
@@ -55,14 +56,13 @@ class StrictChatRequest(ChatRequest, kw_only=True, forbid_unknown_fields=True):
 
 
 decoder = BodyDecoder(ChatRequest, StrictChatRequest)
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"], []),
     "audio": (),
     "web_search_options": (),
     "verbosity": ("medium",),
-    "include_reasoning": (True,),
     "mm_processor_kwargs": ({},),
 }
 
@@ -75,18 +75,21 @@ def generate(
     *arrival* is ``time.monotonic()`` when the request was complete.
     """
     fields.refuse_unsupported(request)
-    fields.refuse(request, _NEUTRAL)
-    _refuse_tools(request)
+    fields.refuse(request, NEUTRAL)
+    tools = tool_request(
+        request.tools, request.tool_choice, parallel=request.parallel_tool_calls is not False
+    )
     max_tokens, name = request.max_tokens, "max_tokens"
     if request.max_completion_tokens is not None:
         max_tokens, name = request.max_completion_tokens, "max_completion_tokens"
-    if max_tokens is not None and max_tokens < 1:
-        raise BadRequest(f"{name} must be at least 1, got {clip(max_tokens)}", param=name)
+    if max_tokens is not None and max_tokens < 1 and not (max_tokens == 0 and request.echo):
+        message = f"{name} must be at least 1 (0 only with echo: true), got {clip(max_tokens)}"
+        raise BadRequest(message, param=name)
     return Generate(
         request_id=request_id,
         arrival=arrival,
         prompts=[],
-        chat=chat_prompt(request, request.reasoning_effort),
+        chat=chat_prompt(request, request.reasoning_effort, tools.tools),
         params=fields.sampling_params(
             request, max_tokens=max_tokens, logprobs=_num_logprobs(request)
         ),
@@ -95,10 +98,18 @@ def generate(
         return_token_ids=bool(request.return_token_ids),
         priority=fields.priority(request),
         cache_salt=fields.cache_salt(request),
+        split_reasoning=True,
+        drop_reasoning=request.include_reasoning is False,
+        tools=tools.options,
+        grammar=tools.grammar,
     )
 
 
-def chat_prompt(request: TemplateFields, reasoning_effort: str | None = None) -> ChatPrompt:
+def chat_prompt(
+    request: TemplateFields,
+    reasoning_effort: str | None = None,
+    tools: list[dict[str, Any]] | None = None,
+) -> ChatPrompt:
     """Return the conversation and how it is to be rendered."""
     continues = bool(request.continue_final_message)
     if continues and request.add_generation_prompt:
@@ -112,6 +123,7 @@ def chat_prompt(request: TemplateFields, reasoning_effort: str | None = None) ->
         kwargs = {"reasoning_effort": reasoning_effort, **(kwargs or {})}
     return ChatPrompt(
         messages=messages,
+        tools=tools,
         documents=request.documents,
         add_generation_prompt=not continues and request.add_generation_prompt is not False,
         continue_final_message=continues,
@@ -121,18 +133,24 @@ def chat_prompt(request: TemplateFields, reasoning_effort: str | None = None) ->
     )
 
 
-def _refuse_tools(request: ChatRequest) -> None:
-    """Let tools pass only where they are to be left out of the prompt: tool_choice none."""
-    choice = request.tool_choice
-    if choice == "none":
-        return
-    check_depth(choice, "tool_choice")
-    if choice is not None:
-        message = f"tool_choice {clip(choice)} is not supported by this version, only none"
-        raise BadRequest(message, param="tool_choice")
-    if request.tools:
-        message = "tools are not supported by this version, only with tool_choice none"
-        raise BadRequest(message, param="tools")
+def _reasoning(delta: Delta) -> dict[str, Any]:
+    """Return the thoughts, under both names that clients read."""
+    if not delta.reasoning:
+        return {}
+    return {"reasoning_content": delta.reasoning, "reasoning": delta.reasoning}
+
+
+def _call(call: ToolCallDelta) -> dict[str, Any]:
+    """Return a whole call as it stands in a message."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _call_chunk(call: ToolCallDelta) -> dict[str, Any]:
+    """Return a piece of a call as it stands in a stream: the first one has id, type and name."""
+    if call.id is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {"index": call.index, **_call(call)}
 
 
 def _num_logprobs(request: ChatRequest) -> int | None:
@@ -156,11 +174,13 @@ class ChatForm:
         self._as_ids = bool(request.return_tokens_as_token_ids)
 
     def chunk(self, delta: Delta, *, first: bool) -> dict[str, Any]:
-        content: dict[str, Any] = {}
-        if first:
-            content = {"role": ROLE, "content": delta.text}
-        elif delta.text:
-            content = {"content": delta.text}
+        content: dict[str, Any] = {"role": ROLE} if first else {}
+        parts = _reasoning(delta)
+        if delta.tool_calls:
+            parts["tool_calls"] = [_call_chunk(call) for call in delta.tool_calls]
+        if delta.text or first:
+            content["content"] = delta.text or (None if parts else "")
+        content |= parts
         body = self._chunk([self._choice(delta, "delta", content)])
         return self._with_prompt(body, delta)
 
@@ -180,7 +200,11 @@ class ChatForm:
     def answer(self, deltas: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
         choices = []
         for delta in deltas:
-            message = {"role": ROLE, "content": delta.text, "refusal": None}
+            parts = _reasoning(delta)
+            if delta.tool_calls:
+                parts["tool_calls"] = [_call(call) for call in delta.tool_calls]
+            text = None if parts and not delta.text else delta.text
+            message = {"role": ROLE, "content": text, "refusal": None, **parts}
             choices.append(self._choice(delta, "message", message))
         body = self._head.fields(KIND) | {"choices": choices, "usage": usage}
         return self._with_prompt(body, deltas[0])

@@ -28,7 +28,7 @@ class StrictCompletionRequest(CompletionRequest, kw_only=True, forbid_unknown_fi
 
 
 decoder = BodyDecoder(CompletionRequest, StrictCompletionRequest)
-_NEUTRAL: dict[str, tuple[Any, ...]] = {"suffix": ("",), "prompt_embeds": ()}
+NEUTRAL: dict[str, tuple[Any, ...]] = {"suffix": ("",), "prompt_embeds": ()}
 
 
 def generate(
@@ -39,7 +39,7 @@ def generate(
     *arrival* is ``time.monotonic()`` when the request was complete.
     """
     fields.refuse_unsupported(request)
-    fields.refuse(request, _NEUTRAL)
+    fields.refuse(request, NEUTRAL)
     max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     if max_tokens == 0 and not request.echo:
         raise BadRequest("max_tokens 0 makes sense only with echo: true", param="max_tokens")

@@ -12,6 +12,7 @@ import msgspec
 
 from zlm.config import Resolved
 from zlm.errors import BadRequest, NotFound, clip
+from zlm.frontend.openai import structured
 from zlm.frontend.openai.body import check_depth
 from zlm.sampling_params import SamplingParams
 
@@ -66,7 +67,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     # Refused when they ask for something.
-    best_of: int | None = None
+    best_of: int | None = None  # of n answers, the n best
     use_beam_search: Any = None
     length_penalty: Any = None
     early_stopping: Any = None
@@ -88,8 +89,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
 
 
 # Field → the values, besides null, that ask for nothing. Any other value is refused.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (),
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "early_stopping": (False,),
@@ -110,30 +110,14 @@ def refuse(fields: msgspec.Struct, neutral: dict[str, tuple[Any, ...]]) -> None:
 
 def refuse_unsupported(fields: CommonFields) -> None:
     """Raise BadRequest, naming it, if a field asks for what neither endpoint does."""
-    refuse(fields, _NEUTRAL)
+    refuse(fields, NEUTRAL)
+    if fields.best_of is not None and fields.best_of != (1 if fields.n is None else fields.n):
+        message = f"best_of must be equal to n, or absent, got {clip(fields.best_of)}"
+        raise BadRequest(message, param="best_of", code="unsupported_parameter")
     for name in _GUIDED:
         if getattr(fields, name) is not None:
             message = f"{name} is a field of old servers; structured_outputs took its place"
             raise BadRequest(message, param=name, code="unsupported_parameter")
-    refuse_format(fields.response_format)
-    if fields.structured_outputs is not None:
-        message = "structured_outputs is not supported by this version"
-        raise BadRequest(message, param="structured_outputs", code="unsupported_parameter")
-
-
-def refuse_format(response_format: Any) -> None:
-    """Raise BadRequest unless *response_format* is absent or plain text."""
-    if response_format is None:
-        return
-    check_depth(response_format, "response_format")
-    kind = response_format.get("type") if isinstance(response_format, dict) else None
-    if kind == "text":
-        return
-    if kind in ("json_object", "json_schema"):
-        message = f"response_format of type {kind} is not supported by this version, only text"
-    else:
-        message = f"response_format must be {{'type': 'text'}}, got {clip(response_format)}"
-    raise BadRequest(message, param="response_format")
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -205,6 +189,7 @@ def sampling_params(
         skip_special_tokens=fields.skip_special_tokens is not False,
         spaces_between_special_tokens=fields.spaces_between_special_tokens is not False,
         truncate_prompt_tokens=fields.truncate_prompt_tokens,
+        structured_outputs=structured.params(fields.response_format, fields.structured_outputs),
     )
     params.check()
     return params

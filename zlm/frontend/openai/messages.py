@@ -31,10 +31,33 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise BadRequest(f"{where}.role must be a string, got {clip(role)}", param=f"{where}.role")
+    if "tool_calls" in message:
+        message = _with_calls(message, where)
     content = message.get("content")
     if isinstance(content, str):
         return message
     return {**message, "content": _content(content, role, f"{where}.content")}
+
+
+def _with_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return *message* with its calls checked; without them if there is none."""
+    calls = message["tool_calls"]
+    if not calls and (calls is None or isinstance(calls, list)):
+        return {key: value for key, value in message.items() if key != "tool_calls"}
+    if not isinstance(calls, list):
+        param = f"{where}.tool_calls"
+        raise BadRequest(f"{param} must be a list, got {clip(calls)}", param=param)
+    for i, call in enumerate(calls):
+        param = f"{where}.tool_calls[{i}].function"
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadRequest(f"{param} must be an object with a name", param=param)
+        arguments = function.get("arguments")
+        if not isinstance(arguments, (str, dict, type(None))):
+            param = f"{param}.arguments"
+            message_text = f"{param} must be a string of JSON, got {clip(arguments)}"
+            raise BadRequest(message_text, param=param)
+    return message
 
 
 def _content(content: Any, role: str, where: str) -> str | list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import msgspec
 from zlm.errors import BadRequest
 from zlm.frontend.openai.body import BodyDecoder
 from zlm.frontend.openai.chat import TemplateFields, chat_prompt
+from zlm.frontend.openai.tools import tool_request
 from zlm.messages import Detokenize, DetokenizedText, Tokenize, Tokens
 
 
@@ -22,6 +23,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None  # of a chat, as its template writes them
     return_token_strs: bool | None = None
 
 
@@ -64,9 +66,10 @@ def tokenize(request: TokenizeRequest, request_id: int) -> Tokenize:
         chat_template_kwargs=request.chat_template_kwargs,
         documents=request.documents,
     )
+    tools = tool_request(request.tools, None, parallel=True).tools
     return Tokenize(
         request_id=request_id,
-        chat=chat_prompt(template),
+        chat=chat_prompt(template, tools=tools),
         add_special_tokens=bool(request.add_special_tokens),
         return_token_strings=bool(request.return_token_strs),
     )

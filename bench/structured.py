@@ -1,0 +1,158 @@
+"""Structured output measured: what answers are worth, what masks cost, what others feel of it.
+
+    python bench/structured.py MODEL [--schemas 200]
+
+Serves MODEL, asks it for answers of 200 varied schemas at temperature 1 and validates every
+finished one with ``jsonschema``; walks the same grammars in this process, timing each token's mask;
+and compares the inter-token time of plain streams beside plain and beside structured ones. Prints a
+table, and as its last line one JSON document.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+
+from zlm.engine.grammar import GrammarCompiler, GrammarState
+from zlm.messages import Grammar
+from zlm.models.config import load_spec
+from zlm.tokenizer.grammar_checks import token_bytes
+from zlm.tokenizer.load import load_vocabulary
+from zlm.tokenizer.token_table import TokenTable
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+
+from json_schemas import Schema, schemas
+from running_server import Server
+
+MAX_TOKENS = 120
+CLIENTS = 8  # answers asked for at once
+STREAMS = 4
+
+
+def ask(server: Server, schema: Schema, seed: int) -> tuple[str, str]:
+    """Return the finish reason and the text of one answer at temperature 1."""
+    form = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+    fields = {"temperature": 1, "seed": seed, "max_tokens": MAX_TOKENS}
+    answer = server.chat("Fill it in.", response_format=form, **fields)
+    assert answer.status == 200, answer.body
+    return answer.json["choices"][0]["finish_reason"], answer.text
+
+
+def worth(server: Server, asked: list[Schema]) -> dict[str, Any]:
+    """Validate the answers to all schemas."""
+    began = time.perf_counter()
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers = list(pool.map(lambda n: ask(server, asked[n], n), range(len(asked))))
+    seconds = time.perf_counter() - began
+    finished = valid = 0
+    for schema, (reason, text) in zip(asked, answers, strict=True):
+        if reason == "stop":
+            finished += 1
+            try:
+                jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+                valid += 1
+            except ValueError as error:
+                print(f"not valid: {text!r} for {schema}: {error}")
+            except jsonschema.ValidationError as error:
+                print(f"not valid: {text!r} for {schema}: {error.message}")
+    return {"schemas": len(asked), "finished": finished, "valid": valid, "seconds": seconds}
+
+
+def mask_cost(model: str, asked: list[Schema]) -> dict[str, float]:
+    """Time compiling, and each token with the mask after it, on walks of random allowed tokens."""
+    spec, vocabulary = load_spec(model), load_vocabulary(model)
+    tokens = token_bytes(vocabulary, TokenTable(vocabulary), spec.eos_token_ids)
+    compiler = GrammarCompiler(tokens, spec.vocab_size)
+    draw = random.Random(0)
+    compiles, costs = [], []
+    for schema in asked:
+        began = time.perf_counter()
+        matcher = compiler.compile(Grammar("json_schema", json.dumps(schema)))
+        compiles.append(time.perf_counter() - began)
+        for _ in range(MAX_TOKENS):
+            bits = np.unpackbits(matcher.words.view(np.uint8), bitorder="little")
+            token = draw.choice(np.flatnonzero(bits).tolist())
+            began = time.perf_counter()
+            matcher.advance(token)
+            costs.append(time.perf_counter() - began)
+            if matcher.state is not GrammarState.OPEN:
+                break
+    return {
+        "compile_ms_mean": 1e3 * statistics.mean(compiles),
+        "compile_ms_max": 1e3 * max(compiles),
+        "mask_us_median": 1e6 * statistics.median(costs),
+        "mask_us_p99": 1e6 * float(np.quantile(costs, 0.99)),
+        "mask_us_max": 1e6 * max(costs),
+        "tokens": len(costs),
+    }
+
+
+def gaps(server: Server, fields: dict[str, Any]) -> list[float]:
+    """Return the seconds between the chunks of one stream."""
+    with server.open_stream("Once upon a time", max_tokens=100, **fields) as raw:
+        times, data = [], b""
+        while chunk := raw.recv(65536):
+            data += chunk
+            times += [time.perf_counter()] * chunk.count(b"data: ")
+    return [after - before for before, after in pairwise(times[3:-1])]
+
+
+def beside(server: Server, neighbours: dict[str, Any]) -> dict[str, float]:
+    """Return the inter-token time of plain streams beside as many streams like *neighbours*."""
+    found: list[float] = []
+    plain = {"ignore_eos": True}
+
+    def run(fields: dict[str, Any], into: list[float] | None) -> None:
+        got = gaps(server, {**fields, "temperature": 1})
+        if into is not None:
+            into += got
+
+    threads = [threading.Thread(target=run, args=(plain, found)) for _ in range(STREAMS)]
+    threads += [threading.Thread(target=run, args=(neighbours, None)) for _ in range(STREAMS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {
+        "median_ms": 1e3 * statistics.median(found),
+        "p95_ms": 1e3 * float(np.quantile(found, 0.95)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--schemas", type=int, default=200)
+    arguments = parser.parse_args()
+    asked = schemas(arguments.schemas)
+    report: dict[str, Any] = {"mask": mask_cost(arguments.model, asked)}
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ["--served-model-name", "smol", "--max-model-len", "1024"]
+        server = Server(Path(arguments.model), Path(folder) / "log", flags).wait_ready()
+        try:
+            report["answers"] = worth(server, asked)
+            structured = {"structured_outputs": {"regex": "([a-z]+ ){100}"}}
+            beside(server, structured)  # compiles it
+            report["beside_plain"] = beside(server, {"ignore_eos": True})
+            report["beside_structured"] = beside(server, structured)
+        finally:
+            server.stop()
+    for name, figures in report.items():
+        print(name, {key: round(value, 2) for key, value in figures.items()})
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

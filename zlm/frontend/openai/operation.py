@@ -1,0 +1,106 @@
+"""One row of the table behind /openapi.json, and the errors that rows share. Pure data."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from zlm.frontend.openai.field_docs import TOKEN_ID
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One method of one path."""
+
+    path: str
+    name: str
+    summary: str
+    tag: str
+    method: str = "get"
+    description: str = ""
+    open: bool = False  # asks for no key
+    path_parameters: tuple[tuple[str, str], ...] = ()  # name, description
+    request: type | None = None
+    required: tuple[str, ...] = ()  # fields, in our checks rather than in the type
+    alternatives: tuple[str, ...] = ()  # fields, of which exactly one is given
+    hidden: tuple[str, ...] = ()  # fields that exist only to be refused by name
+    neutral: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # refused but for these
+    overrides: dict[str, Json] = field(default_factory=dict)  # field → keywords of its schema
+    examples: dict[str, Json] = field(default_factory=dict)
+    answer: type | None = None
+    answer_description: str = "The answer."
+    answer_example: Json | None = None
+    chunk: type | None = None  # of a stream
+    media_type: str | None = None  # of an answer that is not JSON
+    errors: tuple[str, ...] = ("408", "431")
+
+
+def _error(message: str, kind: str, param: str | None, code: str | None) -> Json:
+    return {"message": message, "type": kind, "param": param, "code": code}
+
+
+_INVALID = "invalid_request_error"
+ERRORS = {
+    "400": (
+        "Malformed, out of range, or too long (code context_length_exceeded).",
+        _error("temperature must be between 0.0 and 2.0, got 3.0", _INVALID, "temperature", None),
+    ),
+    "401": (
+        "An API key is needed, or it is none of this server's.",
+        _error("an API key is needed", "authentication_error", None, "invalid_api_key"),
+    ),
+    "404": (
+        "No such path, or no such model (code model_not_found).",
+        _error("the model 'x' is not served here", _INVALID, "model", "model_not_found"),
+    ),
+    "405": (
+        "The path does not take this method; the header Allow lists those it takes.",
+        _error("/v1/completions does not take GET, only OPTIONS, POST", _INVALID, None, None),
+    ),
+    "408": (
+        "The request took too long to arrive.",
+        _error("the request did not arrive within 30 seconds", _INVALID, None, None),
+    ),
+    "413": (
+        "The body is larger than the server takes.",
+        _error("the body exceeds 33554432 bytes", _INVALID, None, None),
+    ),
+    "415": (
+        "The body is not declared as JSON.",
+        _error("Content-Type is text/plain, this takes application/json", _INVALID, None, None),
+    ),
+    "429": (
+        "Over a quota; the header Retry-After says when to try again.",
+        _error("over 60 requests a minute", "rate_limit_error", None, "rate_limit_exceeded"),
+    ),
+    "431": (
+        "The headers are larger than the server takes.",
+        _error("the headers exceed 65536 bytes", _INVALID, None, None),
+    ),
+    "500": (
+        "A fault of the server.",
+        _error("the server failed to process this request", "internal_error", None, None),
+    ),
+    "503": (
+        "Not ready, overloaded or shutting down; the header Retry-After says when to try again.",
+        _error("the model is loading", "overloaded_error", None, None),
+    ),
+}
+
+ON_ANY = ("405", "408", "431", "500")
+ON_MODEL = ("404", "503", *ON_ANY)
+ON_POST = ("400", "413", "415", *ON_MODEL)
+
+_TOKEN = {"type": "integer", "minimum": 0, "format": TOKEN_ID}
+PROMPT: Json = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+        {"type": "array", "minItems": 1, "items": _TOKEN},
+        {
+            "type": "array",
+            "minItems": 1,
+            "items": {"type": "array", "minItems": 1, "items": _TOKEN},
+        },
+    ]
+}

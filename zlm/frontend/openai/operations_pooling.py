@@ -1,0 +1,115 @@
+"""The rows of /openapi.json for vectors and scores. Pure data."""
+
+from zlm.frontend.openai.answer_types import EmbeddingList, PooledList, Ranking, ScoreList
+from zlm.frontend.openai.embeddings import FORMATS, EmbeddingRequest
+from zlm.frontend.openai.operation import ON_POST, PROMPT, Json, Operation
+from zlm.frontend.openai.scoring import RerankRequest, ScoreRequest
+
+_TAG = "Vectors and scores"
+_NEEDS = "Served by embedding, scoring and classifying models."
+_USAGE = {"prompt_tokens": 5, "total_tokens": 5}
+_HEAD = {
+    "id": "embd-0123456789abcdef",
+    "object": "list",
+    "created": 1767225600,
+    "model": "my-model",
+    "system_fingerprint": "zlm-0.1.0",
+}
+_INPUT: dict[str, Json] = {
+    "input": PROMPT,
+    "encoding_format": {"anyOf": [{"enum": list(FORMATS)}, {"type": "null"}]},
+}
+_TEXTS: Json = {"description": "Another name of text_2."}
+_DOCUMENTS: Json = {"description": "The texts, or objects with a text.", "minItems": 1}
+_SKY = ["The sky is blue.", "Paris is a city."]
+
+POOLING = (
+    Operation(
+        path="/v1/embeddings",
+        method="post",
+        name="createEmbedding",
+        tag=_TAG,
+        summary="Vectors of texts",
+        description=_NEEDS,
+        request=EmbeddingRequest,
+        required=("input",),
+        overrides=_INPUT,
+        examples={"text": {"input": "The sky is blue."}, "base64": {"input": _SKY}},
+        answer=EmbeddingList,
+        answer_example={
+            **_HEAD,
+            "data": [{"object": "embedding", "index": 0, "embedding": [0.6, -0.8]}],
+            "usage": _USAGE,
+        },
+        errors=ON_POST,
+    ),
+    Operation(
+        path="/pooling",
+        method="post",
+        name="pool",
+        tag=_TAG,
+        summary="What the model pools, as it is",
+        description=_NEEDS,
+        request=EmbeddingRequest,
+        required=("input",),
+        overrides=_INPUT,
+        examples={"text": {"input": "The sky is blue."}},
+        answer=PooledList,
+        answer_example={
+            **_HEAD,
+            "data": [{"object": "pooling", "index": 0, "data": [1.5, -2.0]}],
+            "usage": _USAGE,
+        },
+        errors=ON_POST,
+    ),
+    *(
+        Operation(
+            path=path,
+            method="post",
+            name=name,
+            tag=_TAG,
+            summary="How well pairs of texts match",
+            description=_NEEDS,
+            request=ScoreRequest,
+            overrides={"documents": _TEXTS},
+            examples={"one to many": {"text_1": "What colour is the sky?", "text_2": _SKY}},
+            answer=ScoreList,
+            answer_example={
+                **_HEAD,
+                "data": [{"index": 0, "object": "score", "score": 0.93}],
+                "usage": _USAGE,
+            },
+            errors=ON_POST,
+        )
+        for path, name in (("/score", "score"), ("/v1/score", "scoreV1"))
+    ),
+    *(
+        Operation(
+            path=path,
+            method="post",
+            name=name,
+            tag=_TAG,
+            summary="Documents in the order of their match with a query",
+            description=_NEEDS,
+            request=RerankRequest,
+            required=("query", "documents"),
+            overrides={"documents": _DOCUMENTS},
+            examples={"two": {"query": "What colour is the sky?", "documents": _SKY}},
+            answer=Ranking,
+            answer_example={
+                "id": "rerank-0123456789abcdef",
+                "model": "my-model",
+                "results": [
+                    {"index": 0, "relevance_score": 0.93, "document": {"text": "The sky is blue."}}
+                ],
+                "usage": _USAGE,
+            },
+            errors=ON_POST,
+        )
+        for path, name in (
+            ("/rerank", "rerank"),
+            ("/v1/rerank", "rerankV1"),
+            ("/v2/rerank", "rerankV2"),
+        )
+    ),
+)

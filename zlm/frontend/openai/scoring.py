@@ -1,0 +1,156 @@
+"""POST /score and /rerank: the requests, and the forms of their answers. Pure."""
+
+from typing import Any
+
+import msgspec
+
+from zlm.config import PoolingSpec, Resolved
+from zlm.errors import BadRequest
+from zlm.frontend.openai.answer import AnswerHead
+from zlm.frontend.openai.body import BodyDecoder
+from zlm.frontend.openai.embeddings import PoolingFields, priority, usage
+from zlm.messages import Pool, Pooled
+from zlm.pooling_params import PoolingParams
+from zlm.scores import Pairs, pooled_texts, scores
+
+Texts = str | list[str]
+
+
+class ScoreRequest(PoolingFields, kw_only=True):
+    """The body of /score: one text against several, or as many against as many."""
+
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    # Newer names of the two.
+    queries: Texts | None = None
+    documents: Texts | None = None
+
+
+class StrictScoreRequest(ScoreRequest, kw_only=True, forbid_unknown_fields=True):
+    """The same, and nothing else."""
+
+
+class DocumentText(msgspec.Struct):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankRequest(PoolingFields, kw_only=True):
+    """The body of /rerank, as Jina and Cohere have it."""
+
+    query: str | None = None
+    documents: list[str | DocumentText] | None = None
+    top_n: int | None = None
+    return_documents: bool | None = None
+
+
+class StrictRerankRequest(RerankRequest, kw_only=True, forbid_unknown_fields=True):
+    """The same, and nothing else."""
+
+
+score_decoder = BodyDecoder(ScoreRequest, StrictScoreRequest)
+rerank_decoder = BodyDecoder(RerankRequest, StrictRerankRequest)
+
+
+def score_pairs(request: ScoreRequest, most: int) -> Pairs:
+    """Return the texts of *request*; raise BadRequest, naming the field, if they do not match."""
+    firsts = _texts("text_1", request.text_1, "queries", request.queries, most)
+    seconds = _texts("text_2", request.text_2, "documents", request.documents, most)
+    if len(firsts) not in (1, len(seconds)):
+        raise BadRequest(
+            f"text_1 has {len(firsts)} texts and text_2 {len(seconds)}: give one text_1 for all, "
+            "or as many",
+            param="text_1",
+        )
+    return Pairs(firsts, seconds)
+
+
+def rerank_pairs(request: RerankRequest, most: int) -> Pairs:
+    """Return the query and the documents' texts of *request*, checked."""
+    if request.query is None:
+        raise BadRequest("query is required", param="query")
+    if not request.documents:
+        raise BadRequest("documents must be a list of at least one text", param="documents")
+    if len(request.documents) > most:
+        count = len(request.documents)
+        message = f"documents has {count} texts, the limit is {most}"
+        raise BadRequest(message, param="documents")
+    if request.top_n is not None and request.top_n < 0:
+        raise BadRequest(f"top_n must not be negative, got {request.top_n}", param="top_n")
+    texts = [each if isinstance(each, str) else each.text for each in request.documents]
+    return Pairs([request.query], texts)
+
+
+def pool(
+    request: PoolingFields, pairs: Pairs, resolved: Resolved, *, request_id: int, arrival: float
+) -> Pool:
+    """Return the command for the tokenizer that gives what scores are made of."""
+    pooling = resolved.spec.pooling or PoolingSpec()
+    params = PoolingParams(truncate_prompt_tokens=request.truncate_prompt_tokens)
+    params.check()
+    prompts, seconds = pooled_texts(pairs, pooling)
+    return Pool(
+        request_id=request_id,
+        arrival=arrival,
+        prompts=prompts,
+        params=params,
+        seconds=seconds,
+        priority=priority(request),
+    )
+
+
+class ScoreForm:
+    """How scores become the answer to /score."""
+
+    def __init__(self, pairs: Pairs, model: str, *, is_cross_encoder: bool) -> None:
+        self._head = AnswerHead.new("score", model)
+        self._num_pairs = len(pairs.seconds)
+        self._is_cross_encoder = is_cross_encoder
+
+    def __call__(self, pooled: Pooled) -> dict[str, Any]:
+        """Return the body of the answer."""
+        found = scores(pooled.vectors, self._num_pairs, is_cross_encoder=self._is_cross_encoder)
+        data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(found)]
+        return self._head.fields("list") | {"data": data, "usage": usage(pooled)}
+
+
+class RerankForm:
+    """How scores become the answer to /rerank: the best document first."""
+
+    def __init__(
+        self, request: RerankRequest, pairs: Pairs, model: str, *, is_cross_encoder: bool
+    ) -> None:
+        self._head = AnswerHead.new("rerank", model)
+        self._texts = pairs.seconds
+        self._most = request.top_n or len(pairs.seconds)
+        self._with_documents = request.return_documents is not False
+        self._is_cross_encoder = is_cross_encoder
+
+    def __call__(self, pooled: Pooled) -> dict[str, Any]:
+        """Return the body of the answer."""
+        found = scores(pooled.vectors, len(self._texts), is_cross_encoder=self._is_cross_encoder)
+        order = sorted(range(len(found)), key=lambda i: (-found[i], i))[: self._most]
+        results: list[dict[str, Any]] = [
+            {"index": i, "relevance_score": found[i]}
+            | ({"document": {"text": self._texts[i]}} if self._with_documents else {})
+            for i in order
+        ]
+        head = self._head
+        return {"id": head.id, "model": head.model, "results": results, "usage": usage(pooled)}
+
+
+def _texts(
+    name: str, given: Texts | None, other_name: str, other: Texts | None, most: int
+) -> list[str]:
+    if given is not None and other is not None:
+        raise BadRequest(f"give {name} or {other_name}, not both", param=other_name)
+    found = given if given is not None else other
+    if found is None:
+        raise BadRequest(f"{name} is required", param=name)
+    texts = [found] if isinstance(found, str) else found
+    if not texts:
+        raise BadRequest(f"{name} must not be an empty list", param=name)
+    if len(texts) > most:
+        raise BadRequest(f"{name} has {len(texts)} texts, the limit is {most}", param=name)
+    return texts

@@ -1,0 +1,97 @@
+"""BERT and its relatives (MiniLM, BGE, E5, RoBERTa, XLM-RoBERTa): an encoder.
+
+Embeddings of token, position and segment are added and normed; a layer is
+h = norm(h + attention(h));  h = norm(h + mlp(h)).  Tokens see the whole sequence, so a step's rows
+are whole sequences and nothing is kept of them.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zlm.config import ModelSpec
+from zlm.layers.parameters import Parameters
+from zlm.ops import segments
+from zlm.ops.batch import StepBatch
+from zlm.ops.segments import Segments
+
+
+class Bert:
+    """The model: parameters; nothing of it changes after it is built."""
+
+    def __init__(self, spec: ModelSpec, parameters: Parameters, max_model_len: int) -> None:
+        del max_model_len  # positions are learned: there are as many as the checkpoint has
+        embeddings = parameters.under("embeddings")
+        self.offset = spec.position_offset
+        self.tokens = embeddings["word_embeddings.weight"]
+        self.positions = embeddings["position_embeddings.weight"]
+        self.types = embeddings.optional("token_type_embeddings.weight")
+        self.norm = LayerNorm(embeddings.under("LayerNorm"), spec.rms_norm_eps)
+        self.layers = [
+            EncoderLayer(parameters.under(f"encoder.layer.{i}"), spec)
+            for i in range(spec.num_layers)
+        ]
+
+    def forward(self, batch: StepBatch, caches: list[Tensor]) -> Tensor:
+        """Return hidden states [T, H]; see ``zlm.models.registry.Model``. *caches* is empty."""
+        del caches
+        hidden = self.tokens[batch.token_ids] + self.positions[batch.positions + self.offset]
+        if self.types is not None:
+            types = batch.token_types
+            hidden = hidden + (self.types[0] if types is None else self.types[types])
+        hidden = self.norm(hidden)
+        work = segments.plan(batch.query_lens, 0, hidden.device)
+        for layer in self.layers:
+            hidden = layer(hidden, work)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Raise: an encoder continues no text."""
+        raise TypeError("an encoder has no head over the vocabulary")
+
+
+class LayerNorm:
+    """(x - mean) / sqrt(variance + eps) * weight + bias."""
+
+    def __init__(self, parameters: Parameters, eps: float) -> None:
+        self.weight = parameters["weight"]
+        self.bias = parameters["bias"]
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class EncoderLayer:
+    """Attention and MLP, each added to what it reads and then normed."""
+
+    def __init__(self, parameters: Parameters, spec: ModelSpec) -> None:
+        ops = parameters.ops
+        attention, out = parameters.under("attention.self"), parameters.under("attention.output")
+        names = ("query", "key", "value")
+        self.heads = (spec.num_heads, spec.head_dim)
+        self.qkv = ops.linear(
+            torch.cat([attention[f"{name}.weight"] for name in names]),
+            torch.cat([attention[f"{name}.bias"] for name in names]),
+        )
+        self.out = ops.linear(out["dense.weight"], out["dense.bias"])
+        self.attention_norm = LayerNorm(out.under("LayerNorm"), spec.rms_norm_eps)
+        inner, outer = parameters.under("intermediate.dense"), parameters.under("output")
+        self.inner = ops.linear(inner["weight"], inner["bias"])
+        self.outer = ops.linear(outer["dense.weight"], outer["dense.bias"])
+        self.norm = LayerNorm(outer.under("LayerNorm"), spec.rms_norm_eps)
+        self.activation = spec.activation
+
+    def __call__(self, hidden: Tensor, work: Segments) -> Tensor:
+        """Return the hidden states [T, H] after this layer."""
+        qkv = self.qkv(hidden).unflatten(1, (3, *self.heads))
+        q, k, v = qkv.unbind(1)
+        found = segments.attention(q, k, v, work, scale=self.heads[1] ** -0.5)
+        hidden = self.attention_norm(self.out(found.flatten(1)) + hidden)
+        return self.norm(self.outer(_activate(self.inner(hidden), self.activation)) + hidden)
+
+
+def _activate(x: Tensor, name: str) -> Tensor:
+    if name == "relu":
+        return F.relu(x)
+    return F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")

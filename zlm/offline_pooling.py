@@ -1,0 +1,149 @@
+"""What the pooling calls of ``LLM`` ask of the engine, and what they return.
+
+Pure: prompts to ``Pool`` messages, their answers to outputs.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from zlm.config import PoolingSpec, Resolved
+from zlm.errors import BadRequest, Internal
+from zlm.messages import Failed, Pool, Pooled
+from zlm.offline import Answer
+from zlm.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from zlm.pooling_params import PoolingParams
+from zlm.scores import Pairs, pooled_texts, scores
+
+
+def params_of(
+    given: PoolingParams | None, truncate_prompt_tokens: int | None, *, raw: bool = False
+) -> PoolingParams:
+    """Return checked parameters; *raw*: nothing is done to vectors that *given* does not ask for.
+
+    Raises BadRequest, naming the field, for a value out of range.
+    """
+    params = given or PoolingParams()
+    if truncate_prompt_tokens is not None:
+        params = msgspec.structs.replace(params, truncate_prompt_tokens=truncate_prompt_tokens)
+    if raw:
+        params = msgspec.structs.replace(
+            params,
+            normalize=bool(params.normalize),
+            activation=bool(params.activation),
+        )
+    params.check()
+    return params
+
+
+def check_vectors(resolved: Resolved) -> None:
+    """Raise BadRequest if the model is one that scores."""
+    if resolved.spec.pooling is not None and resolved.spec.pooling.num_labels:
+        raise BadRequest("this model scores or classifies: use classify or score, not embed")
+
+
+def labels(resolved: Resolved) -> list[str]:
+    """Return the names of a classifier's labels; raise BadRequest if the model is none."""
+    pooling = resolved.spec.pooling
+    if pooling is None or not pooling.num_labels:
+        raise BadRequest("this model has no classification head: it cannot classify")
+    return list(pooling.labels)
+
+
+def commands(prompts: Sequence[str | list[int]], params: PoolingParams) -> list[Pool]:
+    """Return a command for each of *prompts*, without its id and time."""
+    return [Pool(0, 0.0, [prompt], params) for prompt in prompts]
+
+
+def all_pooled(answers: Sequence[Answer]) -> list[Pooled]:
+    """Return *answers*; raise Internal if the engine could not compute one of them."""
+    pooled = []
+    for index, answer in enumerate(answers):
+        if isinstance(answer, Failed):
+            raise Internal(f"prompt {index}: {answer.message}")
+        assert isinstance(answer, Pooled), "vectors were asked for"
+        pooled.append(answer)
+    return pooled
+
+
+def embedding(pooled: Pooled) -> EmbeddingRequestOutput:
+    """Return the output of one input of ``embed``."""
+    vector = EmbeddingOutput(_floats(pooled))
+    return EmbeddingRequestOutput(str(pooled.request_id), pooled.prompts[0], vector)
+
+
+def raw(pooled: Pooled) -> PoolingRequestOutput:
+    """Return the output of one input of ``encode``."""
+    vector = PoolingOutput(_floats(pooled))
+    return PoolingRequestOutput(str(pooled.request_id), pooled.prompts[0], vector)
+
+
+def classes(pooled: Pooled, names: list[str]) -> ClassificationRequestOutput:
+    """Return the output of one input of ``classify``."""
+    probabilities = ClassificationOutput(_floats(pooled), names)
+    return ClassificationRequestOutput(str(pooled.request_id), pooled.prompts[0], probabilities)
+
+
+def _floats(pooled: Pooled) -> list[float]:
+    values: list[float] = np.frombuffer(pooled.vectors[0], "<f4").tolist()
+    return values
+
+
+class Pairing:
+    """The pairs of one call of ``score``: each text is computed once, or each pair."""
+
+    def __init__(
+        self, firsts: str | Sequence[str], seconds: str | Sequence[str], resolved: Resolved
+    ) -> None:
+        """Raise BadRequest if the numbers of texts do not match, or the model gives no scores."""
+        self._pooling = resolved.spec.pooling or PoolingSpec()
+        self._pairs = Pairs(_texts("data_1", firsts), _texts("data_2", seconds))
+        ones, twos = len(self._pairs.firsts), len(self._pairs.seconds)
+        if ones not in (1, twos):
+            raise BadRequest(
+                f"data_1 has {ones} texts and data_2 {twos}: give one for all, or as many",
+                param="data_1",
+            )
+        self._prompts, self._seconds = pooled_texts(self._pairs, self._pooling)
+
+    def commands(self, params: PoolingParams) -> list[Pool]:
+        """Return the commands, without their ids and times."""
+        plain = commands(self._prompts, params)
+        if not self._seconds:
+            return plain
+        return [
+            msgspec.structs.replace(command, seconds=[second])
+            for command, second in zip(plain, self._seconds, strict=True)
+        ]
+
+    def outputs(self, answers: list[Pooled]) -> list[ScoringRequestOutput]:
+        """Return the score of each pair."""
+        count = len(self._pairs.seconds)
+        crossed = self._pooling.num_labels > 0
+        vectors = [answer.vectors[0] for answer in answers]
+        found = scores(vectors, count, is_cross_encoder=crossed)
+        ids = [answer.prompts[0] for answer in answers]
+        if not crossed:
+            firsts = ids[:-count] * (count if len(ids) == count + 1 else 1)
+            ids = [one + two for one, two in zip(firsts, ids[-count:], strict=True)]
+        return [
+            ScoringRequestOutput(str(answer.request_id), tokens, ScoringOutput(score))
+            for answer, tokens, score in zip(answers[-count:], ids, found, strict=True)
+        ]
+
+
+def _texts(name: str, given: str | Sequence[str]) -> list[str]:
+    texts = [given] if isinstance(given, str) else list(given)
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise BadRequest(f"{name} must be a text or a list of at least one", param=name)
+    return texts

@@ -1,0 +1,137 @@
+"""One step of a model that gives vectors: from ``Execute`` to ``StepResult``, nothing sampled.
+
+``PoolingRunner`` owns the model, its KV caches (an encoder has none) and the slot tables, and
+applies the messages of the engine core strictly in order, as ``ModelRunner`` does for text. A row
+that reaches the end of its prompt is pooled, and its vector reported.
+"""
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zlm.messages import Execute, Masks, PooledColumns, StepResult
+from zlm.models.registry import Model
+from zlm.ops.backend import Ops
+from zlm.worker import step_inputs
+from zlm.worker.pooler import Pooler
+from zlm.worker.slots import SlotTables
+from zlm.worker.step_inputs import StepRows
+
+
+class PoolingRunner:
+    """Owns model, pooler, caches and slot tables; executes steps in order.
+
+    ``caches`` holds one tensor a layer; group g has the layers ``group_layers[g]`` and the
+    attention window ``windows[g]`` (0: full). All three are empty for an encoder.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        pooler: Pooler,
+        caches: list[Tensor],
+        tables: SlotTables,
+        *,
+        ops: Ops,
+        group_layers: Sequence[Sequence[int]],
+        windows: Sequence[int],
+        block_size: int,
+        num_slots: int,
+    ) -> None:
+        self._model = model
+        self._pooler = pooler
+        self._caches = caches
+        self._tables = tables
+        self._ops = ops
+        self._group_layers = [list(layers) for layers in group_layers]
+        self._windows = list(windows)
+        self._block_size = block_size
+        self._lengths = np.zeros(num_slots, np.int64)  # of each slot's prompt
+        self._seconds = np.zeros(num_slots, np.int64)  # where a pair's second text begins; 0: none
+        self._results: deque[StepResult] = deque()
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step was launched that has not been collected."""
+        return bool(self._results)
+
+    @property
+    def awaits_masks(self) -> bool:
+        """Whether the last step launched waits for masks: never, nothing is sampled."""
+        return False
+
+    def mask(self, masks: Masks) -> None:
+        """Raise: no step of this runner waits for masks."""
+        raise RuntimeError(f"masks of step {masks.step} came for a model that samples nothing")
+
+    def launch(self, message: Execute) -> None:
+        """Execute a step: it has ended when this returns, for its vectors are read back."""
+        self._results.append(self.execute(message))
+
+    def done(self) -> bool:
+        """Tell whether the oldest step launched has ended."""
+        return True
+
+    def collect(self) -> StepResult:
+        """Return the result of the oldest step launched."""
+        return self._results.popleft()
+
+    def use_idle_time(self) -> bool:
+        """Do nothing: nothing can wait."""
+        return False
+
+    @torch.inference_mode()
+    def execute(self, message: Execute) -> StepResult:
+        """Apply the changes in *message*, run its rows, and return the vectors of those that end.
+
+        Rows of ``pooled`` are those of the message.
+        """
+        began = time.perf_counter()
+        self._apply(message)
+        pooled = None
+        if message.slots:
+            rows = step_inputs.read(message)
+            batch = step_inputs.batch(rows, self._tables, self._windows, self._block_size)
+            types = self._token_types(rows)
+            if types is not None:
+                batch = dataclasses.replace(batch, token_types=types)
+            hidden = self._model.forward(batch, self._caches)
+            pooled = self._pool(rows, hidden)
+        seconds = time.perf_counter() - began
+        return StepResult(step=message.step, token_ids=b"", seconds=seconds, pooled=pooled)
+
+    def _apply(self, message: Execute) -> None:
+        for join in message.joins:
+            self._lengths[join.slot] = join.num_prompt_tokens
+            self._seconds[join.slot] = join.second_segment
+        self._tables.apply(message)
+        for group, layers in enumerate(self._group_layers if message.copies else ()):
+            sources = [source for g, source, _ in message.copies if g == group]
+            targets = [target for g, _, target in message.copies if g == group]
+            self._ops.copy_blocks([self._caches[layer] for layer in layers], sources, targets)
+
+    def _token_types(self, rows: StepRows) -> Tensor | None:
+        """Return the segment of each token, int64 [T], or None if there are no pairs."""
+        seconds = self._seconds[rows.slots]
+        if not seconds.any():
+            return None
+        begins = seconds[rows.row_of_token]
+        types = ((begins > 0) & (rows.positions >= begins)).astype(np.int64)
+        return torch.from_numpy(types).to(self._tables.tokens.device)
+
+    def _pool(self, rows: StepRows, hidden: Tensor) -> PooledColumns | None:
+        ends = rows.starts + rows.counts == self._lengths[rows.slots]
+        vectors = self._pooler(rows, hidden, ends)
+        if not ends.any():
+            return None
+        values = vectors.float().cpu().numpy()
+        return PooledColumns(
+            rows=rows.order[ends].astype(np.int32).tobytes(),
+            width=self._pooler.width,
+            values=values.tobytes(),
+        )
