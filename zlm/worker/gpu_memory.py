@@ -63,23 +63,13 @@ class GpuPlan:
 # ----------------------------------------------------------------------------------------- the plan
 
 
-def demand(resolved: Resolved) -> Demand:
-    """Return what the KV cache is for."""
-    return Demand(
-        block_size_tokens=resolved.config.cache.block_size_tokens,
-        max_model_len=resolved.max_model_len,
-        max_num_seqs=resolved.max_num_seqs,
-        step_tokens=resolved.max_num_batched_tokens,
-    )
-
-
 def plan(resolved: Resolved, card: Card, needed: Costs, groups: Sequence[GroupFacts]) -> GpuPlan:
     """Give the KV cache what *needed* leaves of the budget.
 
     Raises ConfigError, with the numbers and the flag to change, if the budget is not free, or if it
     cannot hold *needed* and one sequence of ``max_model_len`` tokens.
     """
-    options, wanted = resolved.config.cache, demand(resolved)
+    options, wanted = resolved.config.cache, memory_plan.demand(resolved)
     budget = int(card.total_bytes * options.gpu_memory_utilization)
     least = least_kv_bytes(groups, wanted)
     if options.kv_cache_memory_bytes is not None:  # says what to use; no share is asked for then
@@ -139,7 +129,8 @@ def _not_free(card: Card, share: float) -> str:
 def _does_not_fit(
     resolved: Resolved, card: Card, needed: Costs, groups: Sequence[GroupFacts], budget: int
 ) -> str:
-    wanted, least = demand(resolved), least_kv_bytes(groups, demand(resolved))
+    wanted = memory_plan.demand(resolved)
+    least = least_kv_bytes(groups, wanted)
     share = resolved.config.cache.gpu_memory_utilization
     parts = (
         f"weights {needed.weights / GIB:.2f}, activations {needed.activations / GIB:.2f}, "

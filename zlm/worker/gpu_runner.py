@@ -30,6 +30,7 @@ from zlm.worker.gpu_sampler import GpuSampler, MaskedSamples
 from zlm.worker.gpu_sampler_report import Report
 from zlm.worker.gpu_steps import StepShape, StepSizes
 from zlm.worker.gpu_tables import GpuTables
+from zlm.worker.group_caches import copies_by_group
 from zlm.worker.prompt_logprobs import PromptLogprobs
 from zlm.worker.step_inputs import StepRows
 
@@ -238,9 +239,7 @@ class GpuRunner:
 
     def copy_blocks(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy KV blocks, each (group, from, to), in all layers of their groups."""
-        for group, layers in enumerate(self._group_layers):
-            sources = [source for g, source, _ in copies if g == group]
-            targets = [target for g, _, target in copies if g == group]
+        for layers, sources, targets in copies_by_group(copies, self._group_layers):
             self._ops.copy_blocks([self._caches[layer] for layer in layers], sources, targets)
 
     # ------------------------------------------------------------------------------ launching

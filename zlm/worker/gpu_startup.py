@@ -28,6 +28,7 @@ from zlm.worker import (
     gpu_measure,
     gpu_memory,
     gpu_sampler_warm,
+    group_caches,
     kernel_cache,
     startup,
 )
@@ -38,7 +39,6 @@ from zlm.worker.gpu_steps import StepShape, StepSizes
 from zlm.worker.gpu_tables import GpuTables
 from zlm.worker.kernel_farm import Farm, compile_all
 from zlm.worker.kernel_variants import Recorder
-from zlm.worker.memory_plan import GroupFacts
 
 log = logging.getLogger("zlm.worker")
 
@@ -80,7 +80,7 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> startup.
         attention=config.compute.attention_backend,
         deterministic=config.compute.deterministic,
     )
-    groups = group_facts(resolved, ops)
+    groups = group_caches.facts(resolved, ops, ops.dtype)
     limits = capacities(resolved, sizes, ops)
     bytes_each = dtype.itemsize
     expected = gpu_costs.costs(resolved, card, limits, element_bytes=bytes_each)
@@ -144,19 +144,6 @@ def _spare_shapes(resolved: Resolved, sizes: StepSizes) -> list[StepShape]:
     return [shape for shape in common if shape.num_tokens <= longest]
 
 
-def group_facts(resolved: Resolved, ops: Ops) -> list[GroupFacts]:
-    """Return what the memory plan must know of each KV group."""
-    size = resolved.config.cache.block_size_tokens
-    return [
-        GroupFacts(
-            window_tokens=group.window_tokens,
-            block_bytes=len(group.layers)
-            * ops.block_bytes(size, group.num_kv_heads, group.head_dim, ops.dtype),
-        )
-        for group in resolved.kv_groups
-    ]
-
-
 def capacities(resolved: Resolved, sizes: StepSizes, ops: Ops) -> Capacities:
     """Return what no step exceeds, for the memory plan."""
     largest = sizes.largest(resolved.max_num_batched_tokens)
@@ -181,12 +168,6 @@ def assemble(
 ) -> Assembled:
     """Allocate the caches, tables and the sampler, and put the runner over them."""
     groups, size = resolved.kv_groups, resolved.config.cache.block_size_tokens
-    caches: dict[int, torch.Tensor] = {}
-    for group, total in zip(groups, totals, strict=True):
-        for layer in group.layers:
-            caches[layer] = ops.allocate_cache(
-                total, size, group.num_kv_heads, group.head_dim, ops.dtype
-            )
     vocab_size = resolved.spec.vocab_size
     tables = GpuTables(
         num_slots=resolved.max_num_seqs,
@@ -202,7 +183,7 @@ def assemble(
     runner = GpuRunner(
         model,
         ops,
-        [caches[layer] for layer in sorted(caches)],
+        group_caches.allocate(resolved, totals, ops, ops.dtype),
         tables,
         sampler,
         group_layers=[group.layers for group in groups],

@@ -16,6 +16,7 @@ Block 0 of every group is the null block: counts here are of usable blocks, ``to
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zlm.config import Resolved
 from zlm.errors import ConfigError
 
 DEFAULT_KV_BYTES = 2**30
@@ -39,6 +40,16 @@ class Demand:
     max_model_len: int
     max_num_seqs: int
     step_tokens: int  # token budget of a step
+
+
+def demand(resolved: Resolved) -> Demand:
+    """Return what the KV cache is for."""
+    return Demand(
+        block_size_tokens=resolved.config.cache.block_size_tokens,
+        max_model_len=resolved.max_model_len,
+        max_num_seqs=resolved.max_num_seqs,
+        step_tokens=resolved.max_num_batched_tokens,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from zlm.messages import Execute, LogprobColumns, Masks, StepResult
 from zlm.models.registry import Model
 from zlm.ops import kv_cache
 from zlm.worker import sampler, step_inputs, token_masks
+from zlm.worker.group_caches import copies_by_group
 from zlm.worker.prompt_logprobs import PromptLogprobs
 from zlm.worker.slots import SlotTables
 from zlm.worker.step_inputs import StepRows
@@ -148,9 +149,7 @@ class ModelRunner:
 
     def copy_blocks(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy KV blocks, each (group, from, to), in all layers of their groups."""
-        for group, layers in enumerate(self._group_layers):
-            sources = [source for g, source, _ in copies if g == group]
-            targets = [target for g, _, target in copies if g == group]
+        for layers, sources, targets in copies_by_group(copies, self._group_layers):
             kv_cache.copy_blocks([self._caches[layer] for layer in layers], sources, targets)
 
     @property

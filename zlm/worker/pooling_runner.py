@@ -18,6 +18,7 @@ from zlm.messages import Execute, Masks, PooledColumns, StepResult
 from zlm.models.registry import Model
 from zlm.ops.backend import Ops
 from zlm.worker import step_inputs
+from zlm.worker.group_caches import copies_by_group
 from zlm.worker.pooler import Pooler
 from zlm.worker.slots import SlotTables
 from zlm.worker.step_inputs import StepRows
@@ -110,9 +111,8 @@ class PoolingRunner:
             self._lengths[join.slot] = join.num_prompt_tokens
             self._seconds[join.slot] = join.second_segment
         self._tables.apply(message)
-        for group, layers in enumerate(self._group_layers if message.copies else ()):
-            sources = [source for g, source, _ in message.copies if g == group]
-            targets = [target for g, _, target in message.copies if g == group]
+        groups = self._group_layers if message.copies else ()
+        for layers, sources, targets in copies_by_group(message.copies, groups):
             self._ops.copy_blocks([self._caches[layer] for layer in layers], sources, targets)
 
     def _token_types(self, rows: StepRows) -> Tensor | None:

@@ -21,7 +21,7 @@ from zlm.models import registry
 from zlm.ops.backend import Ops
 from zlm.ops.select import select
 from zlm.weights.load import open_weights
-from zlm.worker import compute_type, memory_plan
+from zlm.worker import compute_type, group_caches, memory_plan
 from zlm.worker.dummy_weights import DummyWeights
 from zlm.worker.memory_plan import MemoryPlan
 from zlm.worker.pooler import Pooler, read_dense
@@ -120,27 +120,12 @@ def _plan(resolved: Resolved, ops: Ops) -> MemoryPlan | None:
     if not resolved.kv_groups:
         return None
     cache = resolved.config.cache
-    size = cache.block_size_tokens
-    groups = [
-        memory_plan.GroupFacts(
-            window_tokens=group.window_tokens,
-            block_bytes=len(group.layers)
-            * ops.block_bytes(size, group.num_kv_heads, group.head_dim, ops.dtype),
-        )
-        for group in resolved.kv_groups
-    ]
-    demand = memory_plan.Demand(
-        block_size_tokens=size,
-        max_model_len=resolved.max_model_len,
-        max_num_seqs=resolved.max_num_seqs,
-        step_tokens=resolved.max_num_batched_tokens,
-    )
     free = compute_type.free_memory()
     if ops.device.type == "cuda":
         free = int(torch.cuda.mem_get_info()[0] * cache.gpu_memory_utilization)
     plan = memory_plan.plan(
-        groups,
-        demand,
+        group_caches.facts(resolved, ops, ops.dtype),
+        memory_plan.demand(resolved),
         free_bytes=free,
         kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
         num_blocks_override=cache.num_blocks_override,
@@ -154,12 +139,7 @@ def _runner(
     resolved: Resolved, model: registry.Model, pooler: Pooler, plan: MemoryPlan | None, ops: Ops
 ) -> PoolingRunner:
     groups, size = resolved.kv_groups, resolved.config.cache.block_size_tokens
-    caches: dict[int, Tensor] = {}
-    for group, total in zip(groups, plan.totals if plan is not None else [], strict=True):
-        for layer in group.layers:
-            caches[layer] = ops.allocate_cache(
-                total, size, group.num_kv_heads, group.head_dim, ops.dtype
-            )
+    totals = plan.totals if plan is not None else []
     tables = SlotTables(
         num_slots=resolved.max_num_seqs,
         max_model_len=resolved.max_model_len,
@@ -171,7 +151,7 @@ def _runner(
     return PoolingRunner(
         model,
         pooler,
-        [caches[layer] for layer in sorted(caches)],
+        group_caches.allocate(resolved, totals, ops, ops.dtype),
         tables,
         ops=ops,
         group_layers=[group.layers for group in groups],

@@ -17,11 +17,11 @@ import torch
 from zlm.config import Resolved
 from zlm.messages import Execute, Join, SamplingSpec, WorkerReady
 from zlm.models import registry
-from zlm.ops import cpu_process, kv_cache
+from zlm.ops import cpu_process
 from zlm.ops.backend import Ops
 from zlm.ops.cpu import CpuOps
 from zlm.weights.load import open_weights
-from zlm.worker import compute_type, kernel_cache, memory_plan, pooling_startup
+from zlm.worker import compute_type, group_caches, kernel_cache, memory_plan, pooling_startup
 from zlm.worker.dummy_weights import DummyWeights
 from zlm.worker.memory_plan import MemoryPlan
 from zlm.worker.model_runner import ModelRunner
@@ -54,7 +54,6 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> Started:
         from zlm.worker import gpu_startup  # needs Triton
 
         return gpu_startup.start(resolved, rank, say)
-    device = torch.device(resolved.device)
     config = resolved.config
     threads = compute_type.set_threads(config.parallel.cpu_threads)
     free_bytes = compute_type.free_memory()
@@ -65,10 +64,10 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> Started:
     model = load_model(resolved, ops)
     say("allocating the KV cache")
     kv_dtype = compute_type.SPELLINGS.get(config.cache.kv_cache_dtype, dtype)  # auto: dtype
-    plan = _plan(resolved, kv_dtype)
+    plan = _plan(resolved, ops, kv_dtype)
     for line in plan.table():
         log.info("%s", line)
-    tables, runner = _runner(resolved, model, plan, kv_dtype, device)
+    tables, runner = _runner(resolved, model, plan, ops, kv_dtype)
     say("warming up")
     began = time.perf_counter()
     warm_up(runner, tables, plan, resolved)
@@ -104,26 +103,11 @@ def _give_back_memory() -> None:
         trim(0)
 
 
-def _plan(resolved: Resolved, kv_dtype: torch.dtype) -> MemoryPlan:
+def _plan(resolved: Resolved, ops: Ops, kv_dtype: torch.dtype) -> MemoryPlan:
     cache = resolved.config.cache
-    size = cache.block_size_tokens
-    groups = [
-        memory_plan.GroupFacts(
-            window_tokens=group.window_tokens,
-            block_bytes=len(group.layers)
-            * kv_cache.block_bytes(size, group.num_kv_heads, group.head_dim, kv_dtype),
-        )
-        for group in resolved.kv_groups
-    ]
-    demand = memory_plan.Demand(
-        block_size_tokens=size,
-        max_model_len=resolved.max_model_len,
-        max_num_seqs=resolved.max_num_seqs,
-        step_tokens=resolved.max_num_batched_tokens,
-    )
     return memory_plan.plan(
-        groups,
-        demand,
+        group_caches.facts(resolved, ops, kv_dtype),
+        memory_plan.demand(resolved),
         free_bytes=compute_type.free_memory(),
         kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
         num_blocks_override=cache.num_blocks_override,
@@ -134,28 +118,22 @@ def _runner(
     resolved: Resolved,
     model: registry.Model,
     plan: MemoryPlan,
+    ops: Ops,
     kv_dtype: torch.dtype,
-    device: torch.device,
 ) -> tuple[SlotTables, ModelRunner]:
     """Allocate the caches and the slot tables, and put the runner over them."""
     groups, size = resolved.kv_groups, resolved.config.cache.block_size_tokens
-    caches: dict[int, torch.Tensor] = {}
-    for group, total in zip(groups, plan.totals, strict=True):
-        for layer in group.layers:
-            caches[layer] = kv_cache.allocate(
-                total, size, group.num_kv_heads, group.head_dim, kv_dtype, device
-            )
     tables = SlotTables(
         num_slots=resolved.max_num_seqs,
         max_model_len=resolved.max_model_len,
         vocab_size=resolved.spec.vocab_size,
         num_groups=len(groups),
         block_size=size,
-        device=device,
+        device=ops.device,
     )
     runner = ModelRunner(
         model,
-        [caches[layer] for layer in sorted(caches)],
+        group_caches.allocate(resolved, plan.totals, ops, kv_dtype),
         tables,
         group_layers=[group.layers for group in groups],
         windows=[group.window_tokens for group in groups],
