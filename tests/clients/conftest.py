@@ -14,7 +14,6 @@ from running_server import MODEL, Server
 # Read when the packages are first imported.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else fetched from a public repository
 os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"  # else traces go to OpenAI
-os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 MAX_MODEL_LEN = 2048  # room for the tool definitions that agents send
 

@@ -37,7 +37,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    for variable in TOKEN_VARIABLES:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # the suite itself may be run offline
+    for variable in (*TOKEN_VARIABLES, "HF_HUB_OFFLINE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.chdir(tmp_path)
     yield server
