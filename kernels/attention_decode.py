@@ -56,6 +56,7 @@ from zlm.kernels.attention_decode_plan import PLAN_HEADER, DecodeWorkspace, tile
 from zlm.kernels.chain import begin
 
 LOG2_E = 1.4426950408889634
+LOG2_E_CONSTANT = tl.constexpr(LOG2_E)  # for kernels
 MERGE_ELEMENTS = 16  # numbers of partial results that a thread reads at once
 
 
@@ -68,6 +69,7 @@ def reference(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return attention [R, Hq, D] in float64 of q [R, Hq, D], each the last token of its row."""
     num_kv_heads, block_size = cache.shape[1], cache.shape[3]
@@ -82,7 +84,11 @@ def reference(
         scores = queries @ keys.double().transpose(1, 2) * scale
         if softcap:
             scores = torch.tanh(scores / softcap) * softcap
-        out[row] = (scores.softmax(-1) @ values.double()).flatten(0, 1)
+        if sinks is not None:
+            column = sinks.double().view(num_kv_heads, -1, 1)
+            scores = torch.cat((scores, column), -1)
+        weights = scores.softmax(-1)[..., : keys.shape[1]]
+        out[row] = (weights @ values.double()).flatten(0, 1)
     return out
 
 
@@ -102,6 +108,7 @@ def _tile_scores(b_q, b_k, scale, cap, SOFTCAP: tl.constexpr, USE_DOT: tl.conste
 def _merged(
     p_partial,
     p_lse,
+    p_sinks,
     i_first,
     i_late,
     n_pieces,
@@ -110,10 +117,12 @@ def _merged(
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     PIECES: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """Return the sum [G_TWO, D_PAD] of the pieces of one (row, head), PIECES at a time.
 
     They are the first ones of program *i_first* (with i_late = 1 its last) and those after it.
+    p_sinks: those of the KV head's queries.
     """
     i_g = tl.arange(0, G_TWO)
     i_d = tl.arange(0, D_PAD)
@@ -136,6 +145,9 @@ def _merged(
         b_acc = b_acc * b_alpha[:, None] + tl.sum(b_weight[:, :, None] * b_piece, 0)
         b_l = b_l * b_alpha + tl.sum(b_weight, 0)
         b_m = b_new
+    if SINKS:
+        b_sink = tl.load(p_sinks + i_g, mask=i_g < G, other=0.0) * LOG2_E_CONSTANT
+        b_l += tl.exp2(b_sink - tl.where(b_m == float("-inf"), 0.0, b_m))
     return b_acc / tl.where(b_l == 0.0, 1.0, b_l)[:, None]
 
 
@@ -150,6 +162,7 @@ def _decode_kernel(
     p_partial,
     p_lse,
     p_arrivals,
+    p_sinks,
     stride_q_row,
     stride_q_head,
     stride_block,
@@ -173,6 +186,7 @@ def _decode_kernel(
     USE_DOT: tl.constexpr,
     PIECES: tl.constexpr,
     HEADER: tl.constexpr,
+    SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     i_p = tl.program_id(0)
@@ -255,7 +269,12 @@ def _decode_kernel(
 
         b_sum = tl.sum(b_l, 1)
         b_sum = tl.where(b_sum == 0.0, 1.0, b_sum)
-        b_result = b_acc / b_sum[:, None]
+        b_divisor = b_sum
+        if SINKS:  # once: where there are several pieces, when they are merged
+            b_sink = tl.load(p_sinks + i_head * G + i_g, mask=i_g < G, other=0.0)
+            b_share = tl.exp2(b_sink * LOG2_E_CONSTANT - b_m)
+            b_divisor += tl.where(n_now == n_tiles, b_share, 0.0)
+        b_result = b_acc / b_divisor[:, None]
         p_whole = p_out + i_row64 * stride_out_row + i_head * G * stride_out_head
         if n_now == n_tiles:
             p_o = p_whole + i_g[:, None] * stride_out_head + i_d[None, :]
@@ -273,8 +292,9 @@ def _decode_kernel(
             if n_before == n_pieces - 1:
                 i_late = tl.where(i_whole == i_home * share, 0, 1)
                 b_merged = _merged(
-                    p_partial, p_lse, i_home, i_late, n_pieces, G, G_TWO, D, D_PAD, PIECES
-                )
+                    p_partial, p_lse, p_sinks + i_head * G if SINKS else p_lse, i_home, i_late,
+                    n_pieces, G, G_TWO, D, D_PAD, PIECES, SINKS,
+                )  # fmt: skip
                 i_h = tl.arange(0, G_TWO)
                 p_o = p_whole + i_h[:, None] * stride_out_head + i_d[None, :]
                 mask = (i_h < G)[:, None] & (i_d < D)[None, :]
@@ -315,6 +335,7 @@ def attention_decode(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Write to *out* [R, Hq, D] the attention of q [R, Hq, D], one token a row, over the cache.
@@ -322,8 +343,9 @@ def attention_decode(
     cache: [num_blocks, Hkv, 2, block_size, D] in the type of q. block_table: int32 [R, B].
     seq_lens: int32 [R], tokens of a row with the query's own, whose key is in the cache; 0: a
     padding row. plan: of the same lengths and window (``plan_decode``). The query sees the last
-    *window* tokens (0: all). Rows and heads of q and out may be apart by any stride. *pdl*: see
-    ``zlm.kernels.chain``.
+    *window* tokens (0: all). *sinks*: float32 [Hq], a score of each head that takes its share of
+    the softmax and gives nothing. Rows and heads of q and out may be apart by any stride. *pdl*:
+    see ``zlm.kernels.chain``.
     """
     rows, num_heads, head_dim = q.shape
     num_kv_heads, block_size = cache.shape[1], cache.shape[3]
@@ -344,6 +366,7 @@ def attention_decode(
         workspace.partial,
         workspace.partial_lse,
         workspace.arrivals,
+        sinks,
         q.stride(0),
         q.stride(1),
         cache.stride(0),
@@ -368,6 +391,7 @@ def attention_decode(
         USE_DOT=workspace.use_dot,
         PIECES=max(MERGE_ELEMENTS * 32 * config.warps // (group_two * padded), 1),
         HEADER=PLAN_HEADER,
+        SINKS=sinks is not None,
         PDL=pdl,
         num_warps=config.warps,
         num_stages=config.stages,

@@ -63,6 +63,7 @@ CONFIGS: dict[str, dict[int, FewAndMany]] = {
         64: (DecodeConfig(64, 4, 3, 4), DecodeConfig(32, 2, 3, 8)),
         128: (DecodeConfig(64, 4, 3, 3, least=2), DecodeConfig(32, 4, 3, 4)),
         256: (DecodeConfig(32, 4, 3, 2, least=3), DecodeConfig(32, 4, 3, 2)),
+        512: (DecodeConfig(16, 4, 2, 2), DecodeConfig(16, 4, 2, 2)),  # not measured
     },
 }
 DEFAULT_CONFIGS: dict[int, FewAndMany] = {
@@ -70,6 +71,7 @@ DEFAULT_CONFIGS: dict[int, FewAndMany] = {
     64: (DecodeConfig(64, 4, 3, 2), DecodeConfig(64, 4, 3, 2)),
     128: (DecodeConfig(32, 4, 3, 2), DecodeConfig(32, 4, 3, 2)),
     256: (DecodeConfig(16, 4, 3, 2), DecodeConfig(16, 4, 3, 2)),
+    512: (DecodeConfig(16, 4, 1, 1), DecodeConfig(16, 4, 1, 1)),
 }
 NO_DOT_TILE = 16  # its broadcast products hold G * TILE * D numbers in registers
 

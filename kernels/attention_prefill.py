@@ -36,6 +36,7 @@ from torch import Tensor
 from zlm.kernels.chain import begin
 
 LOG2_E = 1.4426950408889634
+LOG2_E_CONSTANT = tl.constexpr(LOG2_E)  # for kernels
 PLAN_ITEMS = 16  # tiles ranked by one program of the plan kernel
 PLAN_ROWS = 128  # rows it looks at at once
 
@@ -65,6 +66,7 @@ CONFIGS: dict[str, dict[int, PrefillConfig]] = {
         64: PrefillConfig(64, 64, 4, 3, 3),
         128: PrefillConfig(128, 64, 8, 3),
         256: PrefillConfig(128, 32, 8, 3),
+        512: PrefillConfig(64, 32, 8, 2),  # not measured
     },
 }
 DEFAULT_CONFIGS = {
@@ -72,6 +74,7 @@ DEFAULT_CONFIGS = {
     64: PrefillConfig(64, 64, 4, 2),
     128: PrefillConfig(64, 32, 4, 2),
     256: PrefillConfig(64, 16, 4, 2),
+    512: PrefillConfig(32, 16, 4, 1),
 }
 WIDE_CONFIG = PrefillConfig(32, 16, 4, 1)  # for float32: exact products, no tensor cores
 
@@ -86,6 +89,7 @@ def reference(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return attention [T, Hq, D] in float64 of the same arguments; tokens of no row are zero."""
     num_kv_heads, block_size = cache.shape[1], cache.shape[3]
@@ -106,7 +110,11 @@ def reference(
         hidden = key > position
         if window:
             hidden |= key <= position - window
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            column = sinks.double().view(num_kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat((scores, column), -1)
+        weights = scores.softmax(-1)[..., :length]
         out[first:last] = torch.einsum("hgns,hsd->nhgd", weights, kv[1]).flatten(1, 2)
     return out
 
@@ -267,6 +275,7 @@ def _prefill_kernel(
     p_lens,
     p_work,
     p_out,
+    p_sinks,
     stride_q_token,
     stride_q_head,
     stride_block,
@@ -286,6 +295,7 @@ def _prefill_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     FIXED: tl.constexpr,
+    SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     begin(PDL)
@@ -331,6 +341,9 @@ def _prefill_kernel(
     b_m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     b_l = tl.zeros([BLOCK_M], tl.float32)
     b_acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+    if SINKS:  # as if a key without a value had been seen
+        b_m = tl.load(p_sinks + i_q_head) * LOG2_E_CONSTANT
+        b_l += 1.0
     # fmt: off
     if WINDOW > 0 and not FIXED:
         b_acc, b_m, b_l = _key_loop(
@@ -415,6 +428,7 @@ def attention_prefill(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
     fixed: bool = False,
     pdl: bool = False,
     config: PrefillConfig | None = None,
@@ -424,10 +438,10 @@ def attention_prefill(
     cache: [num_blocks, Hkv, 2, block_size, D] in the type of q, with the keys and values of these
     tokens. block_table: int32 [R, B]; query_starts: int32 [R + 1], offsets in q (the first need not
     be 0); seq_lens: int32 [R]; plan: ``plan_prefill`` of the same. A query sees the last *window*
-    tokens up to itself (0: all). Tokens of no row are not written. *fixed*: a query's bits do not
-    depend on the chunk and the tile that it is in. *pdl*: see ``zlm.kernels.chain``.
-    *config* (None: the tuned one) must be that of the plan's ``queries``. Needs ``tl.dot`` (sm80
-    on).
+    tokens up to itself (0: all). Tokens of no row are not written. *sinks*: float32 [Hq], a score
+    of each head that takes its share of the softmax and gives nothing. *fixed*: a query's bits do
+    not depend on the chunk and the tile that it is in. *pdl*: see ``zlm.kernels.chain``. *config*
+    (None: the tuned one) must be that of the plan's ``queries``. Needs ``tl.dot`` (sm80 on).
     """
     num_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = cache.shape[1], cache.shape[3]
@@ -445,6 +459,7 @@ def attention_prefill(
         seq_lens,
         plan,
         out,
+        sinks,
         q.stride(0),
         q.stride(1),
         cache.stride(0),
@@ -465,6 +480,7 @@ def attention_prefill(
         WINDOW=window,
         SOFTCAP=softcap > 0.0,
         FIXED=fixed,
+        SINKS=sinks is not None,
         PDL=pdl,
         num_warps=config.warps,
         num_stages=config.stages,

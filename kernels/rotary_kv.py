@@ -25,9 +25,9 @@ from zlm.kernels.chain import begin
 # Heads of a program by padded head_dim, and its warps. A program takes about 1,024 elements: two
 # 16-byte loads a thread of 64 to 128, and several programs a token when there is but one token.
 HEADS: dict[str, dict[int, tuple[int, int]]] = {
-    "NVIDIA H200": {32: (16, 4), 64: (16, 4), 128: (8, 4), 256: (4, 4)},
+    "NVIDIA H200": {32: (16, 4), 64: (16, 4), 128: (8, 4), 256: (4, 4), 512: (2, 4)},
 }
-DEFAULT_HEADS = {32: (16, 4), 64: (16, 4), 128: (8, 4), 256: (4, 4)}
+DEFAULT_HEADS = {32: (16, 4), 64: (16, 4), 128: (8, 4), 256: (4, 4), 512: (2, 4)}
 
 
 def reference(
@@ -41,6 +41,7 @@ def reference(
     q_weight: Tensor | None = None,
     k_weight: Tensor | None = None,
     eps: float = 1e-6,
+    value_norm: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return (q [T, Hq, D] float64, the cache after the write), of the same arguments as below."""
     num_kv_heads, block_size, head_dim = cache.shape[1], cache.shape[3], cache.shape[4]
@@ -48,6 +49,8 @@ def reference(
     q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), 1)
     if q_weight is not None and k_weight is not None:
         q, k = _normed(q, q_weight, eps), _normed(k, k_weight, eps)
+    if value_norm:
+        v = _normed(v, torch.ones(head_dim, device=v.device), eps)
     turns = table.to(torch.complex128)[positions].unsqueeze(1)
     q, k = _turned(q, turns), _turned(k, turns)
     written = cache.clone()
@@ -95,6 +98,7 @@ def _rotary_kv_kernel(
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    VALUE_NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     i_token = tl.program_id(0).to(tl.int64)
@@ -103,7 +107,9 @@ def _rotary_kv_kernel(
     in_d = i_d < D
     if HAS_NORM:
         b_qw = tl.load(p_q_weight + i_d, mask=in_d, other=0.0)
-        b_kw = tl.load(p_k_weight + i_d, mask=in_d, other=0.0)
+        b_kw = b_qw
+        if HKV > 0:
+            b_kw = tl.load(p_k_weight + i_d, mask=in_d, other=0.0)
     begin(PDL)
     i_slot = tl.load(p_slots + i_token)
     i_position = tl.load(p_positions + i_token)
@@ -128,7 +134,10 @@ def _rotary_kv_kernel(
     b_new_re = b_re * b_cos[None, :] - b_im * b_sin[None, :]
     b_new_im = b_re * b_sin[None, :] + b_im * b_cos[None, :]
     b_y = tl.reshape(tl.join(b_new_re, b_new_im), (HEADS, D_PAD))
-    b_y = tl.where(is_v[:, None], b_x, b_y)
+    b_v = b_x
+    if VALUE_NORM:
+        b_v = b_x * b_root[:, None]
+    b_y = tl.where(is_v[:, None], b_v, b_y)
 
     p_q = p_q_out + i_token * stride_q_token + i_h[:, None] * stride_q_head + i_d[None, :]
     tl.store(p_q, b_y.to(p_q_out.dtype.element_ty), mask=is_q[:, None] & in_d[None, :])
@@ -154,6 +163,8 @@ def rotary_kv(
     q_weight: Tensor | None = None,
     k_weight: Tensor | None = None,
     eps: float = 1e-6,
+    value_norm: bool = False,
+    reads_only: bool = False,
     pdl: bool = False,
 ) -> None:
     """Norm, rotate and store the tokens of *qkv* [T, (Hq + 2 Hkv) * D].
@@ -162,16 +173,18 @@ def rotary_kv(
     a slot below block_size (null block, -1) stores nothing. table: complex64 [positions, rot / 2],
     contiguous. cache: [num_blocks, Hkv, 2, block_size, D]. q_out: [T, Hq, D], rotated queries; may
     be ``qkv[:, :Hq * D].unflatten(1, (Hq, D))``. q_weight, k_weight: float32 [D], both or neither.
-    pdl: see ``zlm.kernels.chain``.
+    value_norm: v is normed too, without a weight. reads_only: rows are queries alone, [T, Hq * D],
+    and nothing is stored; there is no k_weight then. pdl: see ``zlm.kernels.chain``.
     """
     tokens, num_heads, head_dim = q_out.shape
-    num_kv_heads, block_size = cache.shape[1], cache.shape[3]
+    num_kv_heads, block_size = 0 if reads_only else cache.shape[1], cache.shape[3]
     rotated = 2 * table.shape[1]
     assert qkv.shape == (tokens, (num_heads + 2 * num_kv_heads) * head_dim)
     assert qkv.stride(1) == 1 and q_out.stride(2) == 1 and table.is_contiguous()
     assert cache.shape[4] == head_dim and cache.stride(3) == head_dim and cache.stride(4) == 1
     assert rotated <= head_dim and table.dtype == torch.complex64
-    assert (q_weight is None) == (k_weight is None)
+    assert (q_weight is None) == (k_weight is None) or (reads_only and k_weight is None)
+    assert not value_norm or k_weight is not None
     if not tokens:
         return
     padded = max(triton.next_power_of_2(head_dim), 32)
@@ -203,6 +216,7 @@ def rotary_kv(
         BLOCK_SIZE=block_size,
         HEADS=heads,
         HAS_NORM=q_weight is not None,
+        VALUE_NORM=value_norm,
         PDL=pdl,
         num_warps=warps,
         launch_pdl=pdl,

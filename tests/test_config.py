@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from specs import small_spec
 
+from zlm.api_keys import api_key
 from zlm.config import (
     CacheOptions,
     ComputeOptions,
@@ -16,10 +17,12 @@ from zlm.config import (
     ParallelOptions,
     Resolved,
     SchedulerOptions,
+    ServerLimits,
     ServerOptions,
     resolve,
 )
 from zlm.errors import ConfigError
+from zlm.sampling_params import SamplingLimits
 
 SPEC = small_spec(
     architecture="gemma3",
@@ -52,7 +55,7 @@ def test_what_follows_without_flags() -> None:
 
 
 def test_it_crosses_a_process_boundary_unchanged() -> None:
-    resolved = join(served_model_name=("a", "b"), server=ServerOptions(api_keys=("k",)))
+    resolved = join(served_model_name=("a", "b"), server=ServerOptions(api_keys=(api_key("k"),)))
     encoded = msgspec.msgpack.encode(resolved)
     assert msgspec.msgpack.decode(encoded, type=Resolved) == resolved
 
@@ -119,7 +122,15 @@ def test_budgets_fit_each_other() -> None:
         ({"cache": CacheOptions(block_size_tokens=0)}, "--block-size must be between 1"),
         ({"cache": CacheOptions(gpu_memory_utilization=1.5)}, "--gpu-memory-utilization must be"),
         ({"parallel": ParallelOptions(tensor_parallel_size=2)}, "--tensor-parallel-size 2"),
-        ({"server": ServerOptions(api_keys=("",))}, "--api-key: a key is printable ASCII"),
+        ({"server": ServerOptions(ssl_keyfile="k")}, "--ssl-keyfile needs --ssl-certfile"),
+        (
+            {"server": ServerOptions(ssl_certfile="c", ssl_cert_reqs="required")},
+            "--ssl-cert-reqs required needs --ssl-ca-certs",
+        ),
+        (
+            {"server": ServerOptions(limits=ServerLimits(sampling=SamplingLimits(max_n=0)))},
+            "--max-n must be between 1 and",
+        ),
         ({"served_model_name": ("",)}, "--served-model-name must not be empty"),
     ],
 )
@@ -132,6 +143,17 @@ def test_contradictions_are_told(keywords: dict[str, Any], words: str) -> None:
 def test_quantization_that_the_checkpoint_has_is_taken() -> None:
     spec = msgspec.structs.replace(SPEC, weights_format="gguf")
     assert join(spec=spec, quantization="gguf").config.model.quantization == "gguf"
+
+
+@pytest.mark.parametrize(
+    ("flag", "method"),
+    [("awq", "awq"), ("awq_marlin", "awq"), ("gptq", "gptq_v2"), ("fp8", "fp8")],
+)
+def test_quantization_may_be_said_in_the_spellings_of_peers(flag: str, method: str) -> None:
+    spec = msgspec.structs.replace(SPEC, quantization=method)
+    assert join(spec=spec, quantization=flag).spec.quantization == method
+    with pytest.raises(ConfigError, match=r"--quantization int4: .* \(its format is "):
+        join(spec=spec, quantization="int4")
 
 
 def test_deterministic_on_a_cpu_is_float32() -> None:

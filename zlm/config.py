@@ -1,24 +1,44 @@
 """Configuration: frozen structs per concern, the facts of a model, and what both resolve to.
 
-Imports nothing of zlm but the error tree. The command line (or ``LLM``) builds a ``Config`` once;
-``resolve`` joins it with the ``ModelSpec`` read from the checkpoint into a ``Resolved``, which the
-supervisor sends to every process and nobody changes.
+Imports nothing of zlm but the error tree and its own part for the server (``config_server``). The
+command line (or ``LLM``) builds a ``Config`` once; ``resolve`` joins it with the ``ModelSpec`` read
+from the checkpoint into a ``Resolved``, which the supervisor sends to every process and nobody
+changes.
 """
 
 from typing import Literal
 
 import msgspec
 
+from zlm.api_keys import ApiKey as ApiKey
+from zlm.config_server import (
+    LogOptions as LogOptions,
+    ServerLimits as ServerLimits,
+    ServerOptions as ServerOptions,
+    among,
+    check_server,
+    within,
+)
 from zlm.errors import ConfigError, clip
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 DTYPE_SPELLINGS = {"half": "float16", "float": "float32"}
+QUANTIZATION_SPELLINGS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}  # peers' kernels
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 ATTENTION_BACKENDS = ("auto", "triton", "sdpa")
-TOOL_CALL_PARSERS = ("hermes", "mistral", "llama3_json", "llama4_json", "pythonic",
-    "llama4_pythonic", "functiongemma", "gemma4", "json")  # fmt: skip
-REASONING_PARSERS = ("think", "qwen3", "deepseek_r1", "mistral", "gemma4", "none")
+TOOL_CALL_PARSERS = (
+    "cohere", "deepseek_v3", "deepseek_v31", "deepseek_v32", "ernie45", "functiongemma",
+    "functools", "gemma4", "glm45", "glm47", "granite", "harmony", "hermes", "hunyuan_a13b",
+    "internlm", "jamba", "json", "kimi_k2", "lfm2", "llama3_json", "llama4_json", "llama4_pythonic",
+    "minimax", "minimax_m2", "mistral", "nemotron", "olmo3", "openai", "phi4_mini_json", "pythonic",
+    "qwen3_coder", "qwen3_xml", "seed_oss", "xlam",
+)  # fmt: skip
+REASONING_PARSERS = (
+    "apriel", "cohere", "deepseek_r1", "deepseek_v3", "ernie45", "gemma4", "glm45", "granite",
+    "harmony", "kimi_k2", "minimax_m2", "mistral", "none", "olmo3", "openai_gptoss", "qwen3",
+    "seed_oss", "think",
+)  # fmt: skip
 TASKS = ("auto", "generate", "embedding", "embed", "classify", "score")
 RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
@@ -65,6 +85,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     enable_chunked_prefill: bool = True  # split prompts longer than the step's budget
     policy: Literal["fcfs", "priority"] = "fcfs"  # order of waiting requests
     run_ahead_steps: int = 2  # steps planned before the first of them has ended
+    max_waiting_seqs: int | None = None  # sequences that may wait for room; None: no limit
 
 
 class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,43 +104,6 @@ class ComputeOptions(msgspec.Struct, frozen=True, kw_only=True):
     attention_backend: Literal["auto", "triton", "sdpa"] = "auto"  # auto: what suits the card
 
 
-class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client may send, and how long it may take."""
-
-    max_body_bytes: int = 32 * 1024 * 1024
-    max_header_bytes: int = 64 * 1024
-    max_header_count: int = 128
-    body_timeout_seconds: float = 30.0  # to send headers and body
-    keep_alive_seconds: float = 75.0  # an idle connection is closed after this
-    max_prompts: int = 1024  # prompts in one completion request
-    max_concurrent_requests: int = 4096  # open requests a front end holds before 503
-    template_seconds: float = 5.0  # to render a chat template
-    grammar_seconds: float = 5.0  # to compile a grammar
-
-
-class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """HTTP."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    uds: str | None = None  # path of a Unix socket to listen on instead of host and port
-    api_keys: tuple[str, ...] = ()  # empty: no key is asked for
-    open_metrics: bool = False  # serve /metrics without a key
-    api_server_count: int | None = None  # front-end processes; None: by device and CPUs
-    tokenizer_pool_size: int | None = None  # tokenizer processes; None: by device and CPUs
-    unknown_fields: Literal["reject", "ignore"] = "reject"  # unknown keys in a request body
-    clamp_max_tokens: bool = False  # clamp max_tokens to the room left rather than refuse
-    allow_special_tokens_in_content: bool = False  # control tokens typed by users are honoured
-    trust_request_chat_template: bool = False  # requests may bring a chat template of their own
-    tool_call_parser: str | None = None  # format of tool calls; None: what the template shows
-    reasoning_parser: str | None = None  # format of reasoning; None: what the template shows
-    allowed_origins: tuple[str, ...] = ("*",)  # CORS
-    root_path: str = ""  # prefix a reverse proxy strips or keeps
-    shutdown_timeout_seconds: float = 30.0  # running requests may finish for so long on SIGTERM
-    log_requests: bool = True  # one log line a request
-    limits: ServerLimits = ServerLimits()
-
-
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a user can set."""
 
@@ -129,6 +113,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     parallel: ParallelOptions = ParallelOptions()
     compute: ComputeOptions = ComputeOptions()
     server: ServerOptions = ServerOptions()
+    log: LogOptions = LogOptions()
 
 
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,14 +158,19 @@ class DenseSpec(msgspec.Struct, frozen=True, kw_only=True):
     in_features: int
     out_features: int
     bias: bool = True
-    activation: str = "identity"  # identity or tanh
+    activation: str = "identity"  # identity, tanh, relu or gelu
     path: str = ""  # folder of its weights within the checkpoint; empty: the model's own files
+    norm: str = ""  # of the weight (and ``norm_bias``: the bias) of a LayerNorm after it
+    norm_bias: bool = False
+    norm_eps: float = 0.0
 
 
 class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How hidden states become one vector a sequence, or scores of labels."""
 
-    kind: str = "last"  # the vector of the first (cls) or last token, or the mean of all
+    # The vector of the first token (cls) or the last; of all: mean, sqrt (their sum, divided by the
+    # root of their number), weightedmean (later ones weigh more) or max; tokens: one for each.
+    kind: str = "last"
     normalize: bool = True  # to length 1, at the end
     dense: tuple[DenseSpec, ...] = ()
     num_labels: int = 0  # over 0: the last dense layer gives so many logits, and not a vector
@@ -193,10 +183,38 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
     least_dimensions: int = 0  # over 0: any length from here on may be asked for, too
 
 
+class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A mixture of experts in the MLP's place: a router chooses some of them for each token."""
+
+    count: int
+    chosen: int  # experts of a token
+    size: int  # intermediate size of one
+    layers: tuple[bool, ...] = ()  # which layers are mixtures; empty: all
+    normalize: bool = True  # the chosen experts' shares of a token are made to sum to 1
+    shared_size: int = 0  # intermediate size of the expert that all tokens have; 0: none
+    # How the checkpoint keeps them: each expert's tensors, those of a layer stacked (GGUF), or
+    # fused: stacked and transposed, with gate and up row by row in one (gpt-oss).
+    layout: Literal["each", "stacked", "fused"] = "each"
+    biases: bool = False  # of the router and the experts
+    limit: float = 0.0  # over 0: gate and up are clamped (gpt-oss)
+    alpha: float = 0.0  # of the clamped activation
+
+
+class Gemma4Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """What Gemma 4 has beside other Gemmas. Layers without a window are of another geometry."""
+
+    full_head_dim: int
+    full_kv_heads: int
+    keys_are_values: bool = False  # full layers have no values of their own
+    shared_layers: int = 0  # last ones, which use keys and values of layers before them
+    wide_shared_mlp: bool = False  # whose MLP is twice as wide
+    per_layer_size: int = 0  # elements of each layer's own embedding of a token; 0: there is none
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a checkpoint that decide how it is computed. Built by ``zlm.models.config``."""
 
-    architecture: str  # our name of the family: llama, mistral, qwen2, qwen3, gemma3, bert
+    architecture: str  # our name of the family; ``zlm.models.registry`` has them all
     vocab_size: int  # rows of the embedding: the bound of token ids
     hidden_size: int
     intermediate_size: int
@@ -212,8 +230,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    norm_bias: bool = True  # LayerNorms have biases (encoders)
     norm_plus_one: bool = False  # RMSNorm multiplies by 1 + weight (Gemma, Hugging Face form)
     sandwich_norms: bool = False  # norms after attention and MLP too (Gemma)
+    attention_sinks: bool = False  # each head has a score that takes its share of the softmax
+    post_norms: bool = False  # norms after attention and MLP, none before (OLMo 2)
+    qk_norm_whole: bool = False  # the norms of q and k go over all heads together (OLMo 2)
+    fused_products: bool = False  # q, k, v are one tensor, and gate and up another (Phi-3)
     embedding_scale: float = 1.0  # embeddings are multiplied by this, rounded to their type
     attention_scale: float = 0.0  # of q·k before the softmax; 0: head_dim ** -0.5
     attention_softcap: float = 0.0  # 0: none
@@ -221,16 +244,21 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     layer_windows: tuple[int, ...] = ()  # sliding window of each layer in tokens, 0: full
     rope: RopeSpec = RopeSpec()  # of full layers
     rope_sliding: RopeSpec | None = None  # of sliding layers, where it differs (Gemma 3)
+    rope_layers: tuple[bool, ...] = ()  # which layers turn q and k at all; empty: all (SmolLM3)
+    experts: ExpertsSpec | None = None
+    gemma4: Gemma4Spec | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()  # config, generation_config and tokenizer together
     checkpoint_dtype: str = "float32"  # torch's name; bfloat16 for quantized GGUF files
     weights_format: str = "safetensors"  # safetensors or gguf
+    quantization: str | None = None  # method of a quantized safetensors checkpoint
     generation: GenerationDefaults = GenerationDefaults()
     pooling: PoolingSpec | None = None  # it gives vectors or scores, and no text
     can_generate: bool = True
     bidirectional: bool = False  # tokens see those after them: computed at once, without KV cache
     position_offset: int = 0  # added to learned positions (RoBERTa)
     token_types: int = 0  # rows of the segment embedding; 0: there is none
+    relative_buckets: int = 0  # rows of the bias of distances (MPNet); 0: there is none
 
     @property
     def output_size(self) -> int:
@@ -280,68 +308,68 @@ def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
     """
     if spec.bidirectional:
         return ()
-    windows = spec.layer_windows or (0,) * spec.num_layers
-    return tuple(
-        KVGroup(
-            layers=tuple(i for i, w in enumerate(windows) if w == window),
-            window_tokens=window,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
+    windows = (spec.layer_windows or (0,) * spec.num_layers)[: shared_from(spec)]
+    groups = []
+    for window in sorted(set(windows)):
+        layers = tuple(i for i, w in enumerate(windows) if w == window)
+        kv_heads, head_dim = layer_heads(spec, layers[0])
+        groups.append(
+            KVGroup(layers=layers, window_tokens=window, num_kv_heads=kv_heads, head_dim=head_dim)
         )
-        for window in sorted(set(windows))
-    )
+    return tuple(groups)
+
+
+def layer_heads(spec: ModelSpec, index: int) -> tuple[int, int]:
+    """Return the KV heads of layer *index* and their size."""
+    if spec.gemma4 is not None and not spec.layer_windows[index]:
+        return spec.gemma4.full_kv_heads, spec.gemma4.full_head_dim
+    return spec.num_kv_heads, spec.head_dim
+
+
+def shared_from(spec: ModelSpec) -> int:
+    """Return the first layer that keeps no keys and values of its own; the last ones do not."""
+    return spec.num_layers - (0 if spec.gemma4 is None else spec.gemma4.shared_layers)
 
 
 def check(config: Config) -> None:
     """Raise ConfigError, naming the flag and the limit, if a value is wrong whatever the model."""
     model, cache, scheduler = config.model, config.cache, config.scheduler
-    parallel, server, limits = config.parallel, config.server, config.server.limits
+    parallel, server = config.parallel, config.server
     if not model.model:
         raise ConfigError("--model must not be empty")
-    _among("--dtype", model.dtype, DTYPES)
-    _among("--load-format", model.load_format, LOAD_FORMATS)
-    _among("--kv-cache-dtype", cache.kv_cache_dtype, KV_CACHE_DTYPES)
-    _among("--task", model.task, TASKS)
-    _among("--runner", model.runner, RUNNERS)
-    _among("--convert", model.convert, CONVERSIONS)
+    among("--dtype", model.dtype, DTYPES)
+    among("--load-format", model.load_format, LOAD_FORMATS)
+    among("--kv-cache-dtype", cache.kv_cache_dtype, KV_CACHE_DTYPES)
+    among("--task", model.task, TASKS)
+    among("--runner", model.runner, RUNNERS)
+    among("--convert", model.convert, CONVERSIONS)
     if model.skip_tokenizer_init and (model.tokenizer or model.chat_template):
         flag = "--tokenizer" if model.tokenizer else "--chat-template"
         raise ConfigError(f"{flag} has no use with --skip-tokenizer-init: give one of the two")
-    _within("--max-model-len", model.max_model_len, 1, MAX_TOKENS)
-    _within("--seed", model.seed, -(2**63), 2**63 - 1)
-    _within("--block-size", cache.block_size_tokens, 1, 256)
+    within("--max-model-len", model.max_model_len, 1, MAX_TOKENS)
+    within("--seed", model.seed, -(2**63), 2**63 - 1)
+    within("--block-size", cache.block_size_tokens, 1, 256)
     if cache.block_size_tokens.bit_count() != 1:
         raise ConfigError(f"--block-size must be a power of two, got {cache.block_size_tokens}")
     if not 0.0 < cache.gpu_memory_utilization <= 1.0:
         got = cache.gpu_memory_utilization
         raise ConfigError(f"--gpu-memory-utilization must be over 0 and at most 1, got {got}")
-    _within("--kv-cache-memory-bytes", cache.kv_cache_memory_bytes, 1, 2**50)
-    _within("--num-gpu-blocks-override", cache.num_blocks_override, 2, 2**31 - 1)
-    _within("--max-num-seqs", scheduler.max_num_seqs, 1, 65536)
-    _within("--max-num-batched-tokens", scheduler.max_num_batched_tokens, 1, MAX_TOKENS)
-    _within("--run-ahead-steps", scheduler.run_ahead_steps, 1, 8)
+    within("--kv-cache-memory-bytes", cache.kv_cache_memory_bytes, 1, 2**50)
+    within("--num-gpu-blocks-override", cache.num_blocks_override, 2, 2**31 - 1)
+    within("--max-num-seqs", scheduler.max_num_seqs, 1, 65536)
+    within("--max-num-batched-tokens", scheduler.max_num_batched_tokens, 1, MAX_TOKENS)
+    within("--run-ahead-steps", scheduler.run_ahead_steps, 1, 8)
+    within("--max-waiting-queue-length", scheduler.max_waiting_seqs, 0, MAX_TOKENS)
     if parallel.tensor_parallel_size != 1:
         got = parallel.tensor_parallel_size
         raise ConfigError(f"--tensor-parallel-size {got}: this version runs one worker, give 1")
-    _among("--attention-backend", config.compute.attention_backend, ATTENTION_BACKENDS)
-    _within("--cpu-threads", parallel.cpu_threads, 1, 1024)
+    among("--attention-backend", config.compute.attention_backend, ATTENTION_BACKENDS)
+    within("--cpu-threads", parallel.cpu_threads, 1, 1024)
     if server.tool_call_parser is not None:
-        _among("--tool-call-parser", server.tool_call_parser, TOOL_CALL_PARSERS)
+        among("--tool-call-parser", server.tool_call_parser, TOOL_CALL_PARSERS)
     if server.reasoning_parser is not None:
-        _among("--reasoning-parser", server.reasoning_parser, REASONING_PARSERS)
-    _within("--port", server.port, 0, 65535)
-    _within("--api-server-count", server.api_server_count, 1, 64)
-    _within("--tokenizer-pool-size", server.tokenizer_pool_size, 1, 64)
-    _within("--shutdown-timeout", server.shutdown_timeout_seconds, 0, 86400)
-    _within("--max-body-bytes", limits.max_body_bytes, 1, 2**40)
-    _within("--max-header-bytes", limits.max_header_bytes, 256, 2**30)
-    _within("--max-header-count", limits.max_header_count, 1, 2**20)
-    _within("--body-timeout", limits.body_timeout_seconds, 0.001, 86400)
-    _within("--keep-alive-timeout", limits.keep_alive_seconds, 0.001, 86400)
-    _within("--max-prompts", limits.max_prompts, 1, 2**20)
-    _within("--max-concurrent-requests", limits.max_concurrent_requests, 1, 2**20)
-    _within("--template-timeout", limits.template_seconds, 0.001, 86400)
-    _within("--grammar-timeout", limits.grammar_seconds, 0.001, 86400)
+        among("--reasoning-parser", server.reasoning_parser, REASONING_PARSERS)
+    check_server(server)
     _check_names(config)
 
 
@@ -351,22 +379,16 @@ def _check_names(config: Config) -> None:
         raise ConfigError("--served-model-name must not be empty")
     if len(set(names)) < len(names):
         raise ConfigError(f"--served-model-name has a name twice: {', '.join(names)}")
-    for key in config.server.api_keys:
-        # A key travels in a header: what cannot stand there could never be matched.
-        if not (key.isascii() and key.isprintable() and key and " " not in key):
-            raise ConfigError("--api-key: a key is printable ASCII without spaces, and not empty")
-    root = config.server.root_path
-    if root and not root.startswith("/"):
-        raise ConfigError(f"--root-path must start with /, got {clip(root)}")
 
 
 def _check_form(config: Config, spec: ModelSpec, device: str) -> None:
     """See that the checkpoint is quantized as the user says, and the type is one *device* has."""
     wanted = config.model.quantization
-    if wanted is not None and wanted != spec.weights_format:
+    form = (spec.quantization or spec.weights_format).removesuffix("_v2")
+    if wanted is not None and QUANTIZATION_SPELLINGS.get(wanted, wanted) != form:
         raise ConfigError(
             f"--quantization {clip(wanted)}: this checkpoint is not of that kind (its format is "
-            f"{spec.weights_format}); leave the flag out and the checkpoint decides"
+            f"{form}); leave the flag out and the checkpoint decides"
         )
     dtype = DTYPE_SPELLINGS.get(config.model.dtype, config.model.dtype)
     kv_dtype = config.cache.kv_cache_dtype
@@ -392,16 +414,6 @@ def check_kv_dtype(dtype: str, kv_dtype: str) -> None:
             f"--kv-cache-dtype {kv_dtype}: on a GPU keys and values are kept in the compute type, "
             f"{dtype}: give auto or {dtype}, or --dtype {kv_dtype}"
         )
-
-
-def _within(flag: str, value: float | None, low: float, high: float) -> None:
-    if value is not None and not low <= value <= high:
-        raise ConfigError(f"{flag} must be between {low} and {high}, got {value}")
-
-
-def _among(flag: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{flag} must be one of {', '.join(known)}, got {clip(value)}")
 
 
 def with_purpose(spec: ModelSpec, options: ModelOptions) -> ModelSpec:

@@ -81,6 +81,14 @@ class Unauthorized(ZlmError):
     code = "invalid_api_key"
 
 
+class Forbidden(ZlmError):
+    """The key is good, but does not open this route."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
+
+
 class NotFound(ZlmError):
     """No such path or no such model."""
 
@@ -120,6 +128,14 @@ class UnsupportedMediaType(ZlmError):
     type = "invalid_request_error"
 
 
+class QuotaExceeded(ZlmError):
+    """The API key has used up what it may; ``retry_after_seconds`` says when it may go on."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
 class HeadersTooLarge(ZlmError):
     """The request line and headers exceed their limits."""
 
@@ -136,6 +152,14 @@ class Overloaded(ZlmError):
     def __init__(self, message: str, **keywords: Any) -> None:
         keywords.setdefault("retry_after_seconds", 1)
         super().__init__(message, **keywords)
+
+
+class DeadlineExceeded(ZlmError):
+    """The answer was not there within the time that the client or the server allows."""
+
+    status = 504
+    type = "timeout_error"
+    code = "deadline_exceeded"
 
 
 class Internal(ZlmError):

@@ -29,13 +29,13 @@ from zlm.errors import BadRequest, ConfigError, ZlmError
 from zlm.messages import (
     ChatPrompt,
     Delta,
-    EngineStats,
     Failed,
     Generate,
     Pool,
     Pooled,
     TokenLogprob,
 )
+from zlm.metrics import EngineStats
 from zlm.offline import Answer, OfflineEngine
 from zlm.outputs import (
     ClassificationRequestOutput,
@@ -239,8 +239,8 @@ class LLM:
         Raises BadRequest, naming the prompt's index, for what cannot be done, and for a model that
         gives no vectors (``runner="pooling"`` makes an embedding model of a model of text).
         """
-        params = offline_pooling.params_of(pooling_params, truncate_prompt_tokens)
         offline_pooling.check_vectors(self._engine.resolved)
+        params = offline_pooling.params_of(pooling_params, truncate_prompt_tokens, task="embed")
         commands = offline_pooling.commands(self._forms(prompts), params)
         return [offline_pooling.embedding(p) for p in self._pool(commands, use_tqdm)]
 
@@ -251,9 +251,15 @@ class LLM:
         *,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
+        pooling_task: str | None = None,
     ) -> list[PoolingRequestOutput]:
-        """Return the pooled vector of every prompt, of length 1 only if the parameters say so."""
-        params = offline_pooling.params_of(pooling_params, truncate_prompt_tokens, raw=True)
+        """Return the pooled vector of every prompt, of length 1 only if the parameters say so.
+
+        pooling_task: as ``PoolingParams.task``; with token_embed there is a vector for each token.
+        """
+        params = offline_pooling.params_of(
+            pooling_params, truncate_prompt_tokens, raw=True, task=pooling_task
+        )
         commands = offline_pooling.commands(self._forms(prompts), params)
         return [offline_pooling.raw(p) for p in self._pool(commands, use_tqdm)]
 
@@ -266,8 +272,8 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
     ) -> list[ClassificationRequestOutput]:
         """Return the probabilities of a classifier's labels for every prompt, in order."""
-        params = offline_pooling.params_of(pooling_params, truncate_prompt_tokens)
         labels = offline_pooling.labels(self._engine.resolved)
+        params = offline_pooling.params_of(pooling_params, truncate_prompt_tokens, task="classify")
         commands = offline_pooling.commands(self._forms(prompts), params)
         return [offline_pooling.classes(p, labels) for p in self._pool(commands, use_tqdm)]
 

@@ -9,21 +9,26 @@ float32 arrays of one length, named in the comments.
 Ids. ``request_id`` is one HTTP request, made by its front end: ``frontend_index << 48 | counter``.
 ``seq_id`` is one sequence (one sample of one prompt), made by the tokenizer (or ``LLM``):
 ``tokenizer_index << 48 | counter``; a prompt with n samples takes n ids in a row, so the owner of
-any id is ``id >> 48``. Client-supplied strings are never keys.
+any id is ``id >> 48``. The counter of a process that took another's place begins at its incarnation
+``<< 36``: ids are never used twice. Client-supplied strings are never keys.
 
 Imports nothing of zlm but the value types it carries.
 """
 
-from typing import Any
-
-from zlm.pooling_params import PoolingParams
 from zlm.process_messages import (
+    Action as Action,
+    Administer as Administer,
+    Administered as Administered,
     Drain as Drain,
     Drained as Drained,
     Fatal as Fatal,
     KernelTime as KernelTime,
     Launch as Launch,
     Message as Message,
+    PeerLost as PeerLost,
+    PeerUp as PeerUp,
+    Probe as Probe,
+    Probed as Probed,
     Profile as Profile,
     Profiled as Profiled,
     Progress as Progress,
@@ -31,9 +36,28 @@ from zlm.process_messages import (
     ServerState as ServerState,
     Stop as Stop,
 )
-from zlm.sampling_params import SamplingParams
+from zlm.request_messages import (
+    Cancel as Cancel,
+    ChatPrompt as ChatPrompt,
+    Delta as Delta,
+    Deltas as Deltas,
+    Detokenize as Detokenize,
+    DetokenizedText as DetokenizedText,
+    Failed as Failed,
+    Generate as Generate,
+    Grammar as Grammar,
+    Pool as Pool,
+    Pooled as Pooled,
+    Tokenize as Tokenize,
+    TokenLogprob as TokenLogprob,
+    Tokens as Tokens,
+    ToolCallDelta as ToolCallDelta,
+    ToolOptions as ToolOptions,
+)
 
 OWNER_SHIFT = 48
+INCARNATION_SHIFT = 36
+INCARNATIONS = 1 << (OWNER_SHIFT - INCARNATION_SHIFT)  # they are counted modulo this in ids
 
 # Finish codes: the column ``finish`` of StepOutput.
 RUNNING, FINISH_EOS, FINISH_STOP_ID, FINISH_LENGTH, FINISH_ABORT, FINISH_GRAMMAR = range(6)
@@ -42,186 +66,14 @@ RUNNING, FINISH_EOS, FINISH_STOP_ID, FINISH_LENGTH, FINISH_ABORT, FINISH_GRAMMAR
 ROW_OK, ROW_NAN, ROW_ALL_MASKED = 0, 1, 2
 
 
-# ---------------------------------------------------------------------------- front end → tokenizer
+def first_id(index: int, incarnation: int) -> int:
+    """Return the id that a process begins to count from."""
+    return index << OWNER_SHIFT | (incarnation % INCARNATIONS) << INCARNATION_SHIFT
 
 
-class ChatPrompt(Message, frozen=True):
-    """A conversation to be rendered by the chat template. Part of Generate and Tokenize."""
-
-    messages: list[dict[str, Any]]  # content already a string or a list of {"type": "text"} parts
-    tools: list[dict[str, Any]] | None = None
-    documents: list[dict[str, Any]] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template: str | None = None
-    template_kwargs: dict[str, Any] | None = None
-    add_special_tokens: bool = False
-
-
-class ToolOptions(Message, frozen=True):
-    """How tools may be called in an answer. Part of Generate."""
-
-    names: list[str]  # of the functions that may be called; with ``named`` the one that must be
-    choice: str = "auto"  # auto, required or named; the last two need a grammar to be kept
-    parallel: bool = True  # more than one call an answer
-
-
-class Grammar(Message, frozen=True):
-    """What an output must be: the language that the grammar compiler reads. Part of Generate and
-    Submit.
-
-    ``kind`` and ``text``: json_object (no text), json_schema (the schema as JSON), regex, choice (a
-    JSON list of strings), lark (Lark, or EBNF as GBNF writes it).
-    """
-
-    kind: str
-    text: str = ""
-
-
-class Generate(Message, frozen=True, tag=20):
-    """Front end → tokenizer: one HTTP request for text."""
-
-    request_id: int
-    arrival: float  # time.monotonic() when the request was complete, seconds
-    prompts: list[str | list[int]]  # empty when ``chat`` is set
-    params: SamplingParams
-    chat: ChatPrompt | None = None
-    stream: bool = False  # deltas as they come; else one Delta a choice at its end
-    echo: bool = False  # the prompt's text (chat: that of a continued message) precedes the output
-    add_special_tokens: bool = True
-    return_token_ids: bool = False
-    priority: int = 0  # lower runs earlier under --scheduling-policy priority
-    cache_salt: str = ""  # requests share prefix-cache blocks only with equal salts
-    split_reasoning: bool = False  # tell reasoning apart from the text, where the model thinks
-    drop_reasoning: bool = False  # and then do not tell it at all
-    tools: ToolOptions | None = None  # tell tool calls apart from the text; None: all is text
-    grammar: Grammar | None = None  # what the output must be; else ``params`` may say it
-
-
-class Cancel(Message, frozen=True, tag=21):
-    """Front end → tokenizer: the client is gone, or the answer is no longer wanted."""
-
-    request_id: int
-
-
-class Tokenize(Message, frozen=True, tag=22):
-    """Front end → tokenizer: POST /tokenize. Answered by Tokens."""
-
-    request_id: int
-    prompt: str = ""
-    chat: ChatPrompt | None = None
-    add_special_tokens: bool = True
-    return_token_strings: bool = False
-
-
-class Detokenize(Message, frozen=True, tag=23):
-    """Front end → tokenizer: POST /detokenize. Answered by DetokenizedText."""
-
-    request_id: int
-    token_ids: list[int]
-
-
-class Pool(Message, frozen=True, tag=24):
-    """Front end → tokenizer: one HTTP request for vectors or scores. Answered by Pooled."""
-
-    request_id: int
-    arrival: float  # time.monotonic() when the request was complete, seconds
-    prompts: list[str | list[int]]
-    params: PoolingParams
-    seconds: list[str] = []  # of pairs (cross-encoders): the second text of each of ``prompts``
-    add_special_tokens: bool = True
-    priority: int = 0
-
-
-# ---------------------------------------------------------------------------- tokenizer → front end
-
-
-class TokenLogprob(Message, frozen=True):
-    """One token with its log-probability and the likeliest alternatives. Part of Delta."""
-
-    token_id: int
-    token: str  # special tokens by name; undecodable bytes as U+FFFD
-    token_bytes: bytes
-    logprob: float | None  # natural log; None for a prompt's first token
-    top: list[tuple[int, str, bytes, float]] = []  # id, token, bytes, logprob; likeliest first
-    rank: int = 0  # of the token itself, 1 is the likeliest; 0: not known
-
-
-class ToolCallDelta(Message, frozen=True):
-    """New text of one tool call. Part of Delta. A call's first one has its id and name.
-
-    Joined ``arguments`` of a call are the JSON of an object, if the call was completed.
-    """
-
-    index: int  # of the call in the answer
-    arguments: str = ""
-    id: str | None = None
-    name: str | None = None
-
-
-class Delta(Message, frozen=True):
-    """New text of one choice. Part of Deltas. The one with ``finish_reason`` set is the last.
-
-    ``index`` is prompt_index * n + sample. Joined ``text`` over all deltas of a choice is its
-    text. With echo, the first delta of a choice starts with the prompt's text and its
-    ``logprobs`` (when asked) with the prompt's tokens.
-    """
-
-    request_id: int
-    index: int
-    text: str
-    num_prompt_tokens: int  # of this choice's prompt
-    num_cached_tokens: int  # of those, found in the prefix cache
-    num_output_tokens: int  # of this choice so far
-    finish_reason: str | None = None  # stop, length, tool_calls, abort
-    stop_reason: int | str | None = None  # the stop string or stop id that ended it
-    token_ids: list[int] | None = None  # new ones, when return_token_ids
-    prompt_token_ids: list[int] | None = None  # in a choice's first delta, when return_token_ids
-    logprobs: list[TokenLogprob] | None = None  # of the tokens this delta accounts for
-    prompt_logprobs: list[TokenLogprob] | None = None  # in a choice's first delta, when asked
-    reasoning: str = ""  # new text of the thoughts, which comes before ``text``
-    tool_calls: list[ToolCallDelta] = []
-
-
-class Deltas(Message, frozen=True, tag=40):
-    """Tokenizer → front end: one batch of new text."""
-
-    items: list[Delta]
-
-
-class Failed(Message, frozen=True, tag=41):
-    """Tokenizer → front end: a request is over with an error (terminal for the whole request)."""
-
-    request_id: int
-    status: int
-    error_type: str
-    message: str
-    code: str | None = None
-    param: str | None = None
-    retry_after_seconds: int | None = None
-
-
-class Tokens(Message, frozen=True, tag=42):
-    """Tokenizer → front end: the answer to Tokenize (terminal)."""
-
-    request_id: int
-    token_ids: list[int]
-    token_strings: list[str] | None = None
-
-
-class DetokenizedText(Message, frozen=True, tag=43):
-    """Tokenizer → front end: the answer to Detokenize (terminal)."""
-
-    request_id: int
-    text: str
-
-
-class Pooled(Message, frozen=True, tag=44):
-    """Tokenizer → front end: the answer to Pool (terminal): all its vectors, in order."""
-
-    request_id: int
-    vectors: list[bytes]  # float32, one for each prompt
-    prompts: list[list[int]]  # the token ids they were made of
+def incarnation_of(any_id: int) -> int:
+    """Return the incarnation, modulo INCARNATIONS, of the process that made an id."""
+    return (any_id >> INCARNATION_SHIFT) % INCARNATIONS
 
 
 # ------------------------------------------------------------------------- tokenizer ↔ engine core
@@ -282,6 +134,7 @@ class Submit(Message, frozen=True, tag=60):
     cache_salt: bytes = b""
     second_segment: int = 0  # where the second text of a pair begins; 0: there is one text
     grammar: Grammar | None = None  # checked: it compiles
+    pool_tokens: bool = False  # of a model that is pooled: a vector for each token is wanted
 
 
 class Abort(Message, frozen=True, tag=61):
@@ -306,11 +159,15 @@ class LogprobColumns(Message, frozen=True):
 
 
 class PooledColumns(Message, frozen=True):
-    """Pooled vectors of some rows of a step. Part of StepResult and StepOutput."""
+    """Pooled vectors of some rows of a step. Part of StepResult and StepOutput.
+
+    A row has one vector, or (``pool_tokens``) one for each token of its prompt, in order.
+    """
 
     rows: bytes  # int32: index of the row it belongs to
-    width: int  # elements of a vector
-    values: bytes  # float32, the vectors one after another
+    width: int  # elements of a vector that stands for a whole prompt
+    values: bytes  # float32, the rows' vectors one after another
+    sizes: bytes = b""  # int32: elements that each of ``rows`` has; empty: ``width`` each
 
 
 class SequenceError(Message, frozen=True):
@@ -321,6 +178,7 @@ class SequenceError(Message, frozen=True):
     error_type: str
     message: str
     code: str | None = None
+    retry_after_seconds: int | None = None
 
 
 class StepOutput(Message, frozen=True, tag=62):
@@ -341,6 +199,8 @@ class StepOutput(Message, frozen=True, tag=62):
     # prompt: by its first sample, or by the next one if that ends before the prompt is computed
     errors: list[SequenceError] = []
     pooled: PooledColumns | None = None  # rows index this message's rows
+    times: list[tuple[int, float, float]] = []  # first tokens: row, when its sequence was first
+    # given room, and now; time.monotonic(), seconds
 
 
 class EngineReady(Message, frozen=True, tag=63):
@@ -350,29 +210,7 @@ class EngineReady(Message, frozen=True, tag=63):
     max_sequence_tokens: int  # longest sequence that the KV cache can ever hold
     device: str = ""
     dtype: str = ""
-
-
-class EngineStats(Message, frozen=True, tag=64):
-    """Engine core → front ends, several times a second while it works and once when it goes idle.
-
-    Counters only ever grow. Histograms are [count per bucket..., over the last bucket] and a sum;
-    their buckets are in ``zlm.metrics``.
-    """
-
-    num_running: int = 0
-    num_waiting: int = 0
-    kv_usage: float = 0.0  # 0..1, the fullest group
-    num_blocks: int = 0
-    block_size_tokens: int = 0
-    steps: int = 0
-    prompt_tokens: int = 0
-    prompt_tokens_cached: int = 0
-    generation_tokens: int = 0
-    prefix_cache_queries: int = 0  # tokens
-    prefix_cache_hits: int = 0  # tokens
-    preemptions: int = 0
-    success: dict[str, int] = {}  # by finished_reason: stop, length, abort, error
-    histograms: dict[str, tuple[list[int], float]] = {}
+    incarnation: int = 0  # of the engine core: counts those that were before it
 
 
 # ---------------------------------------------------------------------------- engine core ↔ worker
@@ -386,6 +224,7 @@ class Join(Message, frozen=True):
     num_prompt_tokens: int
     sampling: SamplingSpec
     second_segment: int = 0  # where the second text of a pair begins; 0: there is one text
+    pool_tokens: bool = False  # a vector for each token is wanted
 
 
 class Execute(Message, frozen=True, tag=80):
@@ -446,20 +285,46 @@ class WorkerReady(Message, frozen=True, tag=82):
 
 ToFrontend = (
     Launch
+    | Administer
+    | Administered
     | ServerState
     | Drain
     | Stop
+    | PeerUp
+    | PeerLost
+    | Probe
     | Deltas
     | Failed
     | Tokens
     | DetokenizedText
     | Pooled
-    | EngineStats
 )
 ToTokenizer = (
-    Launch | Stop | Generate | Pool | Cancel | Tokenize | Detokenize | StepOutput | EngineReady
+    Launch
+    | Stop
+    | PeerUp
+    | PeerLost
+    | Generate
+    | Pool
+    | Cancel
+    | Tokenize
+    | Detokenize
+    | StepOutput
+    | EngineReady
 )
-ToEngine = Launch | Stop | Submit | Abort | TokenBytes | StepResult | WorkerReady
+ToEngine = (
+    Launch
+    | Administer
+    | ServerState
+    | Stop
+    | PeerUp
+    | PeerLost
+    | Submit
+    | Abort
+    | TokenBytes
+    | StepResult
+    | WorkerReady
+)
 ToWorker = Launch | Stop | Execute | Masks | Profile
-ToSupervisor = Ready | Progress | Fatal | Drained | Profiled
+ToSupervisor = Ready | Progress | Fatal | Drained | Probed | Profiled | Administer | Administered
 ToLLM = Ready | Progress | Fatal | StepOutput | EngineReady  # the offline LLM is both owners

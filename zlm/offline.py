@@ -37,7 +37,6 @@ from zlm.messages import (
     Detokenize,
     DetokenizedText,
     EngineReady,
-    EngineStats,
     Failed,
     Fatal,
     Generate,
@@ -49,11 +48,12 @@ from zlm.messages import (
     Ready,
     StepOutput,
     Submit,
-    ToFrontend,
     TokenBytes,
     ToSupervisor,
     ToTokenizer,
 )
+from zlm.metrics import EngineStats, engine_stats
+from zlm.process.counts import path_of, read
 from zlm.process.launch import ProcessGroup
 from zlm.process.runtime import RuntimeDirectory
 from zlm.supervisor.resolve import resolve_config
@@ -64,7 +64,6 @@ Answer = list[Delta] | Pooled | Failed
 
 CHILDREN = ("engine", "worker")
 LAST_WORDS_MS = 500  # how long a dead child's Fatal may still be under way
-REPORT_SECONDS = 1.0  # how long the engine core may take to report that it has gone idle
 WATCH_SECONDS = 0.1  # how often the children are looked at while messages are awaited
 ABORT_SECONDS = 30.0  # how long an interrupted run waits for its sequences' last rows
 PROFILE_SECONDS = 120.0  # how long writing and reading a trace may take
@@ -95,7 +94,6 @@ class OfflineEngine:
         self._failure: str | None = None
         self._stats = EngineStats()
         self._profiled: Profiled | None = None  # the worker's answer to the last Profile
-        self._num_submitted = 0  # sequences; a report that covers them all counts as many ends
         self._sequences: set[int] = set()  # submitted, terminal row not seen
         # Lifetime: a run
         self._to_submit: list[Submit] | None = None  # while requests are being checked
@@ -128,7 +126,6 @@ class OfflineEngine:
         with _deferred_interrupt() as interrupt:
             try:
                 submits = self._tokenize(requests, interrupt)
-                self._read_reports(0)
                 for submit in submits:
                     self._submit(submit)
                 done = 0
@@ -148,12 +145,9 @@ class OfflineEngine:
         return self._text
 
     def stats(self) -> EngineStats:
-        """Return the newest report of the engine core; after a run, the one that covers it all."""
-        if self._failure is None:
-            self._read_reports(0)
-            deadline = time.monotonic() + REPORT_SECONDS
-            while self._report_due() and time.monotonic() < deadline:
-                self._read_reports(int(WATCH_SECONDS * 1000))
+        """Return what the engine core has counted so far; after shutdown, what was asked last."""
+        if values := read(path_of(self._runtime.path, "engine", 0)):
+            self._stats = engine_stats(values)
         return self._stats
 
     def profile(self, task: Profile) -> Profiled:
@@ -177,15 +171,6 @@ class OfflineEngine:
             self._failure = self._failure or "it was shut down"
             self._closing.close()
 
-    def _read_reports(self, timeout_ms: int) -> None:
-        for message in self._reports.receive(timeout_ms):
-            if isinstance(message, EngineStats):
-                self._stats = message
-
-    def _report_due(self) -> bool:
-        """Whether the newest report misses ends of sequences that were submitted."""
-        return sum(self._stats.success.values()) < self._num_submitted
-
     # ------------------------------------------------------------------------------- starting
 
     def _start(self, config: Config) -> None:
@@ -193,7 +178,6 @@ class OfflineEngine:
             self._group.spawn(role, 0)
         self._inbox = self._bind("tokenizer", ToTokenizer)
         self._supervisor = self._bind("supervisor", ToSupervisor)
-        self._reports = self._bind("frontend", ToFrontend)
         self.resolved = resolve_config(config)
         self._group.broadcast(Launch(self.resolved))
         self._core = TokenizerCore(
@@ -234,7 +218,6 @@ class OfflineEngine:
             self._to_submit = None
 
     def _submit(self, submit: Submit) -> None:
-        self._num_submitted += submit.n
         self._sequences.update(range(submit.seq_id, submit.seq_id + submit.n))
         self._group.send("engine", 0, submit)
 

@@ -27,13 +27,21 @@ from zlm.scores import Pairs, pooled_texts, scores
 
 
 def params_of(
-    given: PoolingParams | None, truncate_prompt_tokens: int | None, *, raw: bool = False
+    given: PoolingParams | None,
+    truncate_prompt_tokens: int | None,
+    *,
+    raw: bool = False,
+    task: str | None = None,
 ) -> PoolingParams:
     """Return checked parameters; *raw*: nothing is done to vectors that *given* does not ask for.
 
-    Raises BadRequest, naming the field, for a value out of range.
+    task: what the call is for. Raises BadRequest, naming the field, for a value out of range.
     """
     params = given or PoolingParams()
+    if task is not None:
+        if params.task not in (None, task):
+            raise BadRequest(f"task is {params.task}, but {task} was called for", param="task")
+        params = msgspec.structs.replace(params, task=task)
     if truncate_prompt_tokens is not None:
         params = msgspec.structs.replace(params, truncate_prompt_tokens=truncate_prompt_tokens)
     if raw:
@@ -48,7 +56,10 @@ def params_of(
 
 def check_vectors(resolved: Resolved) -> None:
     """Raise BadRequest if the model is one that scores."""
-    if resolved.spec.pooling is not None and resolved.spec.pooling.num_labels:
+    pooling = resolved.spec.pooling or PoolingSpec()
+    if pooling.kind == "tokens":
+        raise BadRequest("this model gives something for each token: use encode, not embed")
+    if pooling.num_labels:
         raise BadRequest("this model scores or classifies: use classify or score, not embed")
 
 
@@ -57,6 +68,8 @@ def labels(resolved: Resolved) -> list[str]:
     pooling = resolved.spec.pooling
     if pooling is None or not pooling.num_labels:
         raise BadRequest("this model has no classification head: it cannot classify")
+    if pooling.kind == "tokens":
+        raise BadRequest("this model labels tokens, and no whole texts: use encode, not classify")
     return list(pooling.labels)
 
 
@@ -84,7 +97,9 @@ def embedding(pooled: Pooled) -> EmbeddingRequestOutput:
 
 def raw(pooled: Pooled) -> PoolingRequestOutput:
     """Return the output of one input of ``encode``."""
-    vector = PoolingOutput(_floats(pooled))
+    rows = len(pooled.prompts[0])
+    values = np.frombuffer(pooled.vectors[0], "<f4")
+    vector = PoolingOutput((values.reshape(rows, -1) if pooled.per_token else values).tolist())
     return PoolingRequestOutput(str(pooled.request_id), pooled.prompts[0], vector)
 
 

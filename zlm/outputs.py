@@ -87,9 +87,12 @@ class ScoringOutput(msgspec.Struct):
 
 
 class PoolingOutput(msgspec.Struct):
-    """A vector as it was pooled: after the model's dense layers, before anything else."""
+    """A vector as it was pooled: after the model's dense layers, before anything else.
 
-    data: list[float]
+    Of the tasks token_embed and token_classify: one for each token, in order.
+    """
+
+    data: list[float] | list[list[float]]
 
 
 class EmbeddingRequestOutput(msgspec.Struct):

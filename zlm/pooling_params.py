@@ -6,9 +6,10 @@ Imports only the error tree.
 
 import msgspec
 
-from zlm.errors import BadRequest
+from zlm.errors import BadRequest, clip
 
 MAX_PROMPT_NAME_CHARACTERS = 256
+TASKS = ("embed", "classify", "token_embed", "token_classify")
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -19,6 +20,8 @@ class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, om
     activation: apply the model's function to logits of labels; None and True: yes.
     truncate_prompt_tokens: keep so many first tokens of each input, -1: as many as the context has.
     prompt_name: which of the model's own prompts precedes each text; None: the default one, if any.
+    task: one of TASKS: a vector or labels, of the whole input or (token_...) of each of its tokens;
+    None: what the model was made for.
     """
 
     dimensions: int | None = None
@@ -26,6 +29,7 @@ class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, om
     activation: bool | None = None
     truncate_prompt_tokens: int | None = None
     prompt_name: str | None = None
+    task: str | None = None
 
     def check(self) -> None:
         """Raise BadRequest, naming the field and the limit, if a value is out of range."""
@@ -38,6 +42,10 @@ class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, om
             raise BadRequest(
                 f"truncate_prompt_tokens must be at least 1, or -1, got {keep}",
                 param="truncate_prompt_tokens",
+            )
+        if self.task is not None and self.task not in TASKS:
+            raise BadRequest(
+                f"task must be one of {', '.join(TASKS)}, got {clip(self.task)}", param="task"
             )
         if len(self.prompt_name or "") > MAX_PROMPT_NAME_CHARACTERS:
             raise BadRequest(

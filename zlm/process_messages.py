@@ -4,9 +4,13 @@ The base of all messages is here, too. They are part of ``zlm.messages``, from w
 them; see there for the rules.
 """
 
+from typing import Literal
+
 import msgspec
 
 from zlm.config import Resolved
+
+Action = Literal["reset_prefix_cache", "abort_requests", "sleep", "wake_up"]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, omit_defaults=True):
@@ -14,17 +18,32 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, omit_defau
 
 
 class Launch(Message, frozen=True, tag=1):
-    """Supervisor (or LLM) → every child, once: what to run."""
+    """Supervisor (or LLM) → every child, once: what to run.
+
+    ``incarnations`` are those of processes that took the place of another: role, index, number.
+    With ``probe`` a Probe comes before the first request; ServerState ``ready`` follows it.
+    """
 
     resolved: Resolved
+    incarnations: list[tuple[str, int, int]] = []
+    probe: bool = False
+
+    def incarnation(self, role: str, index: int = 0) -> int:
+        """Return the incarnation of a process when this was sent."""
+        return next((n for r, i, n in self.incarnations if (r, i) == (role, index)), 0)
 
 
 class Ready(Message, frozen=True, tag=2):
-    """Child → supervisor: this process can work. ``detail`` is a line for the log."""
+    """Child → supervisor: this process can work. ``detail`` is a line for the log.
+
+    A tokenizer says it once for each incarnation of the engine core.
+    """
 
     role: str
     index: int
     detail: str = ""
+    incarnation: int = 0  # of the sender
+    engine: int = 0  # from a tokenizer: incarnation of the engine core it works with
 
 
 class Progress(Message, frozen=True, tag=3):
@@ -33,6 +52,7 @@ class Progress(Message, frozen=True, tag=3):
     role: str
     index: int
     text: str
+    incarnation: int = 0  # of the sender
 
 
 class Fatal(Message, frozen=True, tag=4):
@@ -41,13 +61,20 @@ class Fatal(Message, frozen=True, tag=4):
     role: str
     index: int
     text: str
+    incarnation: int = 0  # of the sender
 
 
 class ServerState(Message, frozen=True, tag=5):
-    """Supervisor → front ends: ``loading``, ``ready`` or ``draining``, and a line that says why."""
+    """Supervisor → front ends, engine core: the state of the server, and a line that says why.
+
+    ``loading``, ``ready``, ``restarting`` (the engine core was lost and is being brought up again),
+    ``sleeping`` (it was taken down until it is wanted again) or ``draining``. The engine core is
+    told ``ready`` alone: what it counts begins there.
+    """
 
     state: str
     reason: str = ""
+    retry_after_seconds: int = 0  # when it may be ready; 0: not known
 
 
 class Drain(Message, frozen=True, tag=6):
@@ -67,6 +94,65 @@ class Drained(Message, frozen=True, tag=7):
 
 class Stop(Message, frozen=True, tag=8):
     """Supervisor (or LLM) → every child: leave, with exit status 0."""
+
+
+class PeerUp(Message, frozen=True, tag=11):
+    """Supervisor → front ends, tokenizers, engine core: a process has taken another's place.
+
+    Front ends are told of a tokenizer when it can work; everybody else when it was started.
+    """
+
+    role: str
+    index: int
+    incarnation: int
+
+
+class PeerLost(Message, frozen=True, tag=12):
+    """Supervisor → front ends, tokenizers, engine core: a process is dead, or as good as dead.
+
+    What was open with it will never be answered by it: the receiver ends that. Said of an engine
+    core to the tokenizers, of a tokenizer to front ends and the engine core, and of a front end to
+    the tokenizers.
+    """
+
+    role: str
+    index: int
+    incarnation: int
+    reason: str = ""
+
+
+class Probe(Message, frozen=True, tag=13):
+    """Supervisor → front end: have one token made, all the way round. Answered by Probed."""
+
+
+class Probed(Message, frozen=True, tag=14):
+    """Front end → supervisor: a token was made, or what went wrong."""
+
+    index: int
+    problem: str = ""
+    incarnation: int = 0  # of the sender
+
+
+class Administer(Message, frozen=True, tag=15):
+    """Front end → supervisor → engine core (reset_prefix_cache) or front ends (abort_requests).
+
+    Each of them answers with Administered, as the supervisor does to the other actions, which are
+    its own. ``call`` is an id of the front end that asks.
+    """
+
+    call: int
+    action: Action
+    names: list[str] = []  # of requests; none: all
+
+
+class Administered(Message, frozen=True, tag=16):
+    """Engine core, front end or supervisor → the front end that asked: it is done.
+
+    ``count`` is how many blocks were forgotten, or requests aborted.
+    """
+
+    call: int
+    count: int
 
 
 class Profile(Message, frozen=True, tag=9):

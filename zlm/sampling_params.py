@@ -23,6 +23,18 @@ MAX_CHOICES = 1024
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 
 
+class SamplingLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The most that one request may ask for; a server may set others."""
+
+    max_n: int = MAX_N
+    max_stop_strings: int = MAX_STOP_STRINGS
+    max_stop_characters: int = MAX_STOP_CHARACTERS  # of each stop string
+    max_logit_bias: int = MAX_LOGIT_BIAS  # entries
+    max_bad_words: int = MAX_BAD_WORDS
+    max_logprobs: int = MAX_LOGPROBS  # alternatives beside a token; the sampler has room for 20
+
+
+DEFAULT_LIMITS = SamplingLimits()
 FORMS = ("json", "json_object", "regex", "choice", "grammar")
 
 
@@ -121,9 +133,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
             return []
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
-    def check(self) -> None:
+    def check(self, limits: SamplingLimits = DEFAULT_LIMITS) -> None:
         """Raise BadRequest, naming the field and the limit, if a value is out of range."""
-        _range("n", self.n, 1, MAX_N)
+        _range("n", self.n, 1, limits.max_n)
         _range("temperature", self.temperature, 0.0, 2.0)
         _range("top_p", self.top_p, 0.0, 1.0)
         _range("top_k", self.top_k, -1, 2**31 - 1)
@@ -131,8 +143,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
         _range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _range("seed", self.seed, MIN_SEED, MAX_SEED)
-        _range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        _range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _range("logprobs", self.logprobs, 0, limits.max_logprobs)
+        _range("prompt_logprobs", self.prompt_logprobs, 0, limits.max_logprobs)
         _range("min_tokens", self.min_tokens, 0, 2**31 - 1)
         _range("max_tokens", self.max_tokens, 0, 2**31 - 1)
         _range("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, 2**31 - 1)
@@ -146,18 +158,18 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             message = f"min_tokens ({self.min_tokens}) exceeds max_tokens ({self.max_tokens})"
             raise BadRequest(message, param="min_tokens")
-        _count("stop", self.stop_strings(), MAX_STOP_STRINGS)
+        _count("stop", self.stop_strings(), limits.max_stop_strings)
         for text in self.stop_strings():
             if not text:
                 raise BadRequest("stop must not contain an empty string", param="stop")
-            if len(text) > MAX_STOP_CHARACTERS:
+            if len(text) > limits.max_stop_characters:
                 message = f"a stop string has {len(text)} characters, the limit is"
-                raise BadRequest(f"{message} {MAX_STOP_CHARACTERS}", param="stop")
+                raise BadRequest(f"{message} {limits.max_stop_characters}", param="stop")
         _count("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
-        _count("bad_words", self.bad_words, MAX_BAD_WORDS)
+        _count("bad_words", self.bad_words, limits.max_bad_words)
         if self.bad_words is not None and not all(self.bad_words):
             raise BadRequest("bad_words must not contain an empty string", param="bad_words")
-        _count("logit_bias", self.logit_bias, MAX_LOGIT_BIAS)
+        _count("logit_bias", self.logit_bias, limits.max_logit_bias)
         for bias in (self.logit_bias or {}).values():
             _range("logit_bias", bias, -100.0, 100.0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:

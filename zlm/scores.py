@@ -21,8 +21,14 @@ class Pairs(msgspec.Struct, frozen=True):
 def pooled_texts(pairs: Pairs, pooling: PoolingSpec) -> tuple[list[str | list[int]], list[str]]:
     """Return the prompts of Pool and, of a cross-encoder, their seconds.
 
-    Raises BadRequest if the model classifies and does not score.
+    Raises BadRequest if the model classifies, or labels tokens, and does not score.
     """
+    if pooling.kind == "tokens":
+        raise BadRequest(
+            "this model gives something for each token, and no score of texts",
+            param="model",
+            code="model_not_supported",
+        )
     if not pooling.num_labels:
         return [*pairs.firsts, *pairs.seconds], []
     if pooling.num_labels > 1:

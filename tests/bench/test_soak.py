@@ -1,16 +1,30 @@
 """The soak client: the requests it draws, what it takes for a whole answer, and its verdict."""
 
 import random
+import time
 from argparse import Namespace
 
 import pytest
-from soak import KINDS, Request, Tally, Watch, fault_of, make_request, verdict
+from soak import Watch, verdict
+from soak_load import (
+    KINDS,
+    SETTLE_SECONDS,
+    Disturbances,
+    Request,
+    Tally,
+    fault_of,
+    is_error,
+    make_request,
+)
 
-OPTIONS = Namespace(most_input=3000, most_output=200)
+OPTIONS = Namespace(most_input=3000, most_output=200, last_id=40_000)
 IDLE = {
     "vllm:num_requests_running": 0.0,
     "vllm:num_requests_waiting": 0.0,
     "vllm:kv_cache_usage_perc": 0.0,
+    'zlm:queue_requests{process="engine 0"}': 0.0,
+    'vllm:request_success_total{engine="0",finished_reason="stop"}': 1.0,
+    'vllm:request_success_total{engine="0",finished_reason="abort"}': 1.0,
 }
 
 
@@ -59,18 +73,69 @@ def watch(*sums: float) -> Watch:
     return Watch(rss=[[each / 2, each / 2] for each in sums])
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b'HTTP/1.1 503 Oh\r\n\r\n{"error": {}}', True),
+        (b'HTTP/1.1 200 OK\r\n\r\ndata: {"error": {}}\n\n', True),
+        (b"HTTP/1.1 503 Oh\r\n\r\n", False),
+        (b'HTTP/1.1 400 No\r\n\r\n{"error": {}}', False),
+        (b"HTTP/1.1 200 OK\r\n\r\ndata: {}\n\n", False),
+        (b"", False),
+    ],
+)
+def test_what_counts_as_an_error_that_is_told(answer: bytes, expected: bool) -> None:
+    assert is_error(answer) is expected
+
+
+def test_only_requests_near_a_kill_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    disturbances = Disturbances()
+    disturbances.begin(cuts=True)
+    now = 103.0
+    assert disturbances.excuse(90.0, 101.0) and disturbances.excuse(102.0, 200.0)
+    assert not disturbances.excuse(90.0, 99.0)
+    assert disturbances.end() == 3.0
+    assert disturbances.excuse(103.0 + SETTLE_SECONDS, 110.0)
+    assert not disturbances.excuse(103.1 + SETTLE_SECONDS, 110.0)
+    assert disturbances.cut(99.0, 101.0) and not disturbances.cut(99.0, 99.5)
+    assert not disturbances.cut(100.1 + SETTLE_SECONDS, 110.0)
+
+
+def good() -> Tally:
+    tally = Tally(sequences=1, most_sequences=2)
+    tally.answered["greedy"] = 1
+    return tally
+
+
 def test_the_verdict() -> None:
-    good = Tally()
-    good.answered["greedy"] = 1
     flat = watch(*[100.0] * 10)
-    assert verdict(good, flat, IDLE, 10.0) == []
-    assert verdict(Tally(), flat, IDLE, 10.0) == ["no request was answered"]
+    assert verdict(good(), flat, IDLE, 10.0) == []
+    assert "no request was answered" in verdict(Tally(), flat, IDLE, 10.0)
     leaking = watch(*[100.0 + 5 * i for i in range(10)])
-    assert verdict(good, leaking, IDLE, 10.0) == ["memory of the processes grew by 30.0 MiB"]
+    assert verdict(good(), leaking, IDLE, 10.0) == ["memory of the processes grew by 30.0 MiB"]
     held = IDLE | {"vllm:kv_cache_usage_perc": 0.1}
-    assert verdict(good, flat, held, 10.0) == ["kv_cache_usage_perc is 0.1 at the end"]
-    good.failures.append("x")
-    assert verdict(good, flat, IDLE, 10.0) == ["1 failures"]
+    assert verdict(good(), flat, held, 10.0) == ["kv_cache_usage_perc is 0.1 at the end"]
+    failed = good()
+    failed.failures.append("x")
+    assert verdict(failed, flat, IDLE, 10.0) == ["1 failures"]
+
+
+def test_counts_must_agree_and_never_go_down() -> None:
+    stop, abort = (name for name in IDLE if "success" in name)
+    seen = watch()
+    seen.compare(IDLE)
+    uncounted = verdict(good(), seen, IDLE | {stop: 0.0}, 10.0)
+    assert uncounted[0] == f"counters went down: {stop}"
+    assert uncounted[1:] == ["1 sequences were answered, 0 are counted"]
+    twice = verdict(good(), watch(), IDLE | {abort: 2.0}, 10.0)
+    assert twice == ["3 ends of 2 sequences are counted"]
+    assert verdict(good(), watch(), IDLE | {abort: 2.0}, 10.0, kills=1) == []
+    error = abort.replace("abort", "error")
+    assert verdict(good(), watch(), IDLE | {abort: 0.0, error: 1.0}, 10.0) == [
+        "1 sequences ended with an error"
+    ]
 
 
 def test_growth_at_the_start_does_not_count() -> None:

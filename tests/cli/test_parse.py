@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from zlm.api_keys import ApiKey, api_key, read_key_file
 from zlm.cli.accepted import ACCEPTED
 from zlm.cli.argument import Argument
 from zlm.cli.arguments import ARGUMENTS, changed
@@ -16,6 +17,14 @@ from zlm.cli.parse import SPELLINGS, parse
 from zlm.cli.unsupported import UNSUPPORTED
 from zlm.config import Config, ModelOptions
 from zlm.errors import ConfigError
+
+KEY_FILE = str(Path(__file__).with_name("keys.txt"))
+BESIDE = {  # flag → those without which it means nothing
+    "--ssl-keyfile": ["--ssl-certfile", __file__],
+    "--ssl-ca-certs": ["--ssl-certfile", __file__],
+    "--ssl-ciphers": ["--ssl-certfile", __file__],
+    "--ssl-cert-reqs": ["--ssl-certfile", __file__, "--ssl-ca-certs", __file__],
+}
 
 # Text of each flag that is no switch, and the value that it must become.
 EXAMPLES: dict[str, tuple[list[str], Any]] = {
@@ -51,14 +60,34 @@ EXAMPLES: dict[str, tuple[list[str], Any]] = {
     "--host": (["0.0.0.0"], "0.0.0.0"),
     "--port": (["8001"], 8001),
     "--uds": (["/run/zlm.sock"], "/run/zlm.sock"),
-    "--api-key": (["k1"], ("k1",)),
+    "--api-key": (["k1"], (api_key("k1"),)),
+    "--admin-api-key": (["k2"], (api_key("k2", admin=True),)),
+    "--api-key-file": ([KEY_FILE], KEY_FILE),
+    "--ssl-certfile": ([__file__], __file__),
+    "--ssl-keyfile": ([__file__], __file__),
+    "--ssl-ca-certs": ([__file__], __file__),
+    "--ssl-cert-reqs": (["1"], "optional"),
+    "--ssl-ciphers": (["ECDHE+AESGCM"], "ECDHE+AESGCM"),
+    "--max-waiting-queue-length": (["100"], 100),
+    "--request-timeout": (["60"], 60.0),
+    "--max-connections": (["100"], 100),
+    "--max-n": (["4"], 4),
+    "--max-stop-strings": (["4"], 4),
+    "--max-stop-length": (["32"], 32),
+    "--max-logit-bias": (["10"], 10),
+    "--max-bad-words": (["0"], 0),
+    "--max-logprobs": (["5"], 5),
     "--root-path": (["/llm"], "/llm"),
     "--allowed-origins": (['["https://a", "https://b"]'], ("https://a", "https://b")),
     "--api-server-count": (["2"], 2),
     "--tokenizer-pool-size": (["3"], 3),
     "--shutdown-timeout": (["1.5"], 1.5),
+    "--health-timeout": (["5"], 5.0),
+    "--hang-timeout": (["30"], 30.0),
+    "--max-restarts": (["0"], 0),
     "--unknown-fields": (["ignore"], "ignore"),
     "--max-body-bytes": (["1MB"], 1_000_000),
+    "--max-body-memory": (["64MiB"], 2**26),
     "--max-header-bytes": (["8KiB"], 8192),
     "--max-header-count": (["64"], 64),
     "--body-timeout": (["10"], 10.0),
@@ -67,6 +96,11 @@ EXAMPLES: dict[str, tuple[list[str], Any]] = {
     "--max-concurrent-requests": (["16"], 16),
     "--template-timeout": (["2"], 2.0),
     "--grammar-timeout": (["2"], 2.0),
+    "--log-format": (["json"], "json"),
+    "--otlp-traces-endpoint": (
+        ["http://127.0.0.1:4318/v1/traces"],
+        "http://127.0.0.1:4318/v1/traces",
+    ),
 }
 
 
@@ -126,16 +160,17 @@ def test_every_flag_reaches_its_field(row: Argument, tmp_path: Path) -> None:
     forms += [[name, *words] for name in row.spellings]
     forms += [["--" + row.flag[2:].replace("-", "_"), *words]]
     forms += [[f"{row.flag}={words[0]}"]] if len(words) == 1 else []
+    beside = BESIDE.get(row.flag, [])
     for form in forms:
-        config = config_of(*form)
+        config = config_of(*form, *beside)
         assert row.value_in(config) == expected
         if expected != row.value_in(plain):
-            assert len(changed(config)) == 1
+            assert len(changed(config)) == 1 + len(beside) // 2
     file = tmp_path / "zlm.yaml"
     key = row.flag.removeprefix("--")
     value: Any = words if len(words) > 1 else words[0]
     file.write_bytes(msgspec.yaml.encode({"model": "M", key: value, "enable_prefix_caching": True}))
-    from_file, _ = parse(["--config", str(file)], {})
+    from_file, _ = parse(["--config", str(file), *beside], {})
     assert row.value_in(from_file) == expected
 
 
@@ -190,15 +225,27 @@ def test_served_names_case_65() -> None:
     assert message == "no model is given: zlm serve MODEL, with MODEL before all flags"
 
 
+def keys(*texts: str, admin: bool = False) -> tuple[ApiKey, ...]:
+    return tuple(api_key(text, admin=admin) for text in texts)
+
+
 def test_keys_case_92(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# of the team\nkey-2\n\n  key-3  # Ann\nkey-1\n")
     words = ["--api-key", "key-1", "--api-key-file", str(file), "--api-key", "key-0"]
     config = config_of(*words, environment={"ZLM_API_KEY": "key-4"})
-    assert config.server.api_keys == ("key-1", "key-0", "key-2", "key-3", "key-4")
-    assert config_of(environment={"ZLM_API_KEY": "key-4"}).server.api_keys == ("key-4",)
-    assert config_of(environment={"ZLM_API_KEY": ""}).server.api_keys == ()
-    assert changed(config) == ["--api-key ..."]
+    assert config.server.api_keys == keys("key-1", "key-0", "key-4")
+    assert config.server.api_key_file == str(file)
+    assert read_key_file(str(file)) == keys("key-2", "key-3", "key-1")
+    assert config.server.asks_for_keys
+    assert config_of(environment={"ZLM_API_KEY": "key-4"}).server.api_keys == keys("key-4")
+    assert not config_of(environment={"ZLM_API_KEY": ""}).server.asks_for_keys
+    assert changed(config) == ["--api-key ...", f"--api-key-file {file}"]
+
+
+def test_credentials_in_urls_are_not_shown() -> None:
+    config = config_of("--otlp-traces-endpoint", "http://user:pass@host:4318/v1/traces")
+    assert changed(config) == ["--otlp-traces-endpoint http://...@host:4318/v1/traces"]
 
 
 def test_a_wrong_key_is_not_shown() -> None:
@@ -220,7 +267,7 @@ def test_file_gives_way_to_the_command_line(tmp_path: Path) -> None:
     assert config.model.served_model_name == ("c",)
     assert config.scheduler.max_num_seqs == 8 and config.cache.gpu_memory_utilization == 0.5
     assert not config.cache.enable_prefix_caching and not config.scheduler.enable_chunked_prefill
-    assert config.server.api_keys == ("k1", "k2")
+    assert config.server.api_keys == keys("k1", "k2")
     assert len(notes) == 1 and notes[0].startswith("--swap-space:")
 
 
@@ -269,7 +316,10 @@ WRONG = [
     ("-x", UNKNOWN + "-x"),
     ("-O3", UNKNOWN + "-O3"),
     ("-O 3", "-O" + LACKING + "nothing is compiled"),
-    ("--ssl-keyfile k", "--ssl-keyfile" + LACKING + "TLS comes with a later version"),
+    ("--ssl-keyfile /k", "--ssl-keyfile cannot be read: No such file or directory, got '/k'"),
+    ("--ssl-cert-reqs 2", "--ssl-cert-reqs required needs --ssl-ca-certs"),
+    ("--max-logprobs 21", "--max-logprobs must be between 0 and 20, got 21"),
+    ("--request-timeout 0", "--request-timeout must be between 0.001 and 86400, got 0.0"),
     ("--no-enable-lora", "--no-enable-lora" + LACKING + "adapters"),
     ("--data_parallel_size 2", "--data-parallel-size" + LACKING + "zlm runs one engine"),
     ("--port", "--port needs a value: --port PORT"),

@@ -1,7 +1,8 @@
 """A real ``zlm serve`` on SmolLM2 in float32, started once, and what tests do with one.
 
 Fixtures: ``server`` (shared by all tests), ``start_server`` (one of the test's own, ended with it),
-``eventually`` (wait for a condition, up to a deadline).
+``eventually`` (wait for a condition, up to a deadline). The shared ones compute with one thread:
+others run tests beside them, and two threads of which one has to wait cost twice the time.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +27,8 @@ def still_alive() -> Callable[[dict[int, str]], list[str]]:
 def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
     names = ["--served-model-name", MODEL, "smollm2"]
-    running = Server(smollm2_path, log, [*names, "--max-model-len", str(MAX_MODEL_LEN)])
+    limits = ["--max-model-len", str(MAX_MODEL_LEN), "--cpu-threads", "1"]
+    running = Server(smollm2_path, log, [*names, *limits])
     try:
         yield running.wait_ready()
     finally:
@@ -35,10 +37,10 @@ def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="session")
 def small_pool(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose KV cache holds some 380 tokens, less than its context length of 512."""
+    """A server whose KV cache holds some 190 tokens, less than its context length of 512."""
     log = tmp_path_factory.mktemp("small-pool") / "log"
-    flags = ["--served-model-name", MODEL, "--max-model-len", "512"]
-    running = Server(smollm2_path, log, [*flags, "--num-gpu-blocks-override", "24"])
+    flags = ["--served-model-name", MODEL, "--max-model-len", "512", "--cpu-threads", "1"]
+    running = Server(smollm2_path, log, [*flags, "--num-gpu-blocks-override", "12"])
     try:
         yield running.wait_ready()
     finally:

@@ -6,6 +6,7 @@ from running_server import Server
 BODIES = {
     "/v1/embeddings": {"input": "x"},
     "/pooling": {"input": "x"},
+    "/classify": {"input": "x"},
     "/score": {"text_1": "x", "text_2": "y"},
     "/rerank": {"query": "x", "documents": ["y"]},
 }

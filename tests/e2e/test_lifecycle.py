@@ -42,7 +42,7 @@ def wait(server: Any, seconds: float) -> int:
 def test_case_95_a_killed_process_is_an_error_and_a_failure(
     start_server: Callable[..., Any], still_alive: StillAlive, role: str
 ) -> None:
-    server = start_server().wait_ready()
+    server = start_server("--max-restarts", "0").wait_ready()  # with restarts: tests/faults
     pids = server.pids()
     assert all(any(f"zlm.{r}.process" in line for line in pids.values()) for r in ROLES)
     raw = server.open_stream("Once upon a time", max_tokens=900, ignore_eos=True)
@@ -63,7 +63,7 @@ def test_case_96_sigterm_lets_running_requests_finish(
 ) -> None:
     server = start_server().wait_ready()
     pids = server.pids()
-    raw = server.open_stream("Once upon a time", max_tokens=120, ignore_eos=True)
+    raw = server.open_stream("Once upon a time", max_tokens=60, ignore_eos=True)
     received = read_some(raw)
     server.process.send_signal(signal.SIGTERM)
     assert eventually(lambda: server.health() in (0, 503), 2)

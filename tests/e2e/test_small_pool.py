@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-POOL_BLOCKS, BLOCK = 24, 16
+POOL_BLOCKS, BLOCK = 12, 16
 PREEMPTIONS = "vllm:num_preemptions"
 
 LONG_RUNS: list[dict[str, Any]] = [
@@ -31,7 +31,7 @@ def test_case_47_a_prompt_that_never_fits(small_pool: Any) -> None:
 
 
 def test_case_47_growth_that_never_fits_does_not_block_the_others(small_pool: Any) -> None:
-    growing = (ids(340), {"max_tokens": 120, "ignore_eos": True})
+    growing = (ids(150), {"max_tokens": 60, "ignore_eos": True})
     short = ("The capital of France is", {"max_tokens": 4})
     expected = small_pool.complete(short[0], **short[1]).text
     grown, *others = small_pool.together([growing, short, short, short])
@@ -46,7 +46,7 @@ def test_case_47_growth_that_never_fits_does_not_block_the_others(small_pool: An
 
 
 REQUESTS = [
-    (f"Chapter {i}. The sailor said that", {"max_tokens": 80, "ignore_eos": True, **fields})
+    (f"Chapter {i}. The sailor said that", {"max_tokens": 40, "ignore_eos": True, **fields})
     for i, fields in enumerate(LONG_RUNS)
 ]
 

@@ -82,6 +82,7 @@ def make_resolved(
     policy: str = "fcfs",
     vocab_size: int = VOCAB,
     eos_ids: tuple[int, ...] = (EOS,),
+    max_waiting_seqs: int | None = None,
 ) -> Resolved:
     """Return a configuration of the engine core; what it does not read is nominal."""
     config = Config(
@@ -91,6 +92,7 @@ def make_resolved(
             enable_chunked_prefill=chunked,
             policy="priority" if policy == "priority" else "fcfs",
             run_ahead_steps=run_ahead,
+            max_waiting_seqs=max_waiting_seqs,
         ),
     )
     spec = small_spec(

@@ -18,19 +18,19 @@ from zlm.messages import (
     FINISH_ABORT,
     Abort,
     EngineReady,
-    EngineStats,
     Execute,
     Launch,
     Ready,
     SamplingSpec,
     Stop,
     Submit,
-    ToFrontend,
     ToSupervisor,
     ToTokenizer,
     ToWorker,
     WorkerReady,
 )
+from zlm.metrics import EngineStats, engine_stats
+from zlm.process.counts import path_of, read
 
 TIMEOUT_MS = 10_000
 
@@ -50,6 +50,7 @@ class Tree:
 
     def __init__(self, runtime: Path, num_blocks: int) -> None:
         self.role, self.index, self.runtime = "engine", 0, runtime
+        self.incarnation = 0
         self.context = zmq.Context()
         self.resolved = make_resolved(max_model_len=64)
         self.num_blocks = num_blocks
@@ -59,7 +60,6 @@ class Tree:
             for role, accepts in (
                 ("supervisor", ToSupervisor),
                 ("tokenizer", ToTokenizer),
-                ("frontend", ToFrontend),
                 ("worker", ToWorker),
             )
         }
@@ -67,8 +67,11 @@ class Tree:
         self.engine = self.outbox("engine")
         self.thread = threading.Thread(target=process.body, args=(self,), daemon=True)
 
-    def outbox(self, role: str, index: int = 0) -> Outbox:
-        return Outbox(self.context, address(self.runtime, role, index))
+    def outbox(self, role: str, index: int = 0, incarnation: int = 0) -> Outbox:
+        return Outbox(self.context, address(self.runtime, role, index, incarnation))
+
+    def say_ready(self, detail: str) -> None:
+        self.supervisor.send(Ready(self.role, self.index, detail))
 
     def inbox(self, accepts: object) -> Inbox:
         return Inbox(self.context, address(self.runtime, self.role), accepts)
@@ -84,6 +87,9 @@ class Tree:
         self.engine.send(Launch(self.resolved))
         [ready] = self.receive("tokenizer")
         return ready
+
+    def stats(self) -> EngineStats:
+        return engine_stats(read(path_of(self.runtime, "engine", 0)))
 
     def stop(self) -> None:
         self.engine.send(Stop())
@@ -111,7 +117,9 @@ def submit(seq_id: int, max_tokens: int) -> Submit:
     )
 
 
-def test_a_sequence_goes_round_and_the_front_end_is_told_when_all_is_idle(tree: Tree) -> None:
+def test_a_sequence_goes_round_and_the_page_tells_of_it_before_the_tokenizer_does(
+    tree: Tree,
+) -> None:
     ready = tree.start()
     assert ready == EngineReady([32], 64, "cpu", "float32")
     [told] = tree.receive("supervisor")
@@ -136,15 +144,29 @@ def test_a_sequence_goes_round_and_the_front_end_is_told_when_all_is_idle(tree: 
         for output in tree.inboxes["tokenizer"].receive(0 if worker.num_steps < 12 else None):
             tokens += np.frombuffer(output.token_ids, np.int32).tolist()
     assert tokens == generate_alone(message, 0, VOCAB, ())[0]
-    reports: list[EngineStats] = []
-    while not reports or reports[-1].success["length"] == 0:
-        reports += tree.receive("frontend")
-    assert reports[0].num_running == 0 and reports[0].num_blocks == 32
-    assert reports[-1].num_running == 0 and reports[-1].kv_usage == 0.0
-    assert reports[-1].generation_tokens == 12
+    stats = tree.stats()
+    assert stats.num_blocks == 32 and stats.generation_tokens == stats.steps == 12
+    assert stats.num_running == stats.steps_in_flight == 0 and stats.kv_usage == 0.0
+    assert stats.success["length"] == 1
     tree.stop()
     assert any(work_pending for work_pending, _ in tree.heartbeat.beats)
-    assert tree.heartbeat.beats[-1] == (False, 12)
+    assert (False, 12) in tree.heartbeat.beats
+
+
+def test_counts_go_on_where_another_engine_core_stopped(tmp_path: Path) -> None:
+    for life in (1, 2):
+        tree = Tree(tmp_path, 33)
+        tree.start()
+        tree.engine.send(submit(7, 20))
+        tree.receive("worker")
+        tree.engine.send(Abort([7]))
+        tree.receive("tokenizer")
+        stats = tree.stats()
+        assert stats.success["abort"] == life and stats.prompt_tokens == 5 * life
+        assert sum(stats.histograms["request_params_n"][0]) == life
+        tree.stop()
+        tree.context.destroy(linger=0)
+    assert read(path_of(tmp_path, "engine", 0))["starts"] == [2.0]
 
 
 def test_an_abort_is_answered_while_a_step_is_in_flight(tree: Tree) -> None:

@@ -1,11 +1,12 @@
 """What the engine counts."""
 
-import msgspec
+import numpy as np
 import pytest
 from driver import Engine
 
-from zlm.messages import EngineStats
-from zlm.metrics import histogram_buckets
+from zlm.engine.stats import Statistics, clear_gauges
+from zlm.metrics import EngineStats, engine_stats, histogram_buckets
+from zlm.process.counts import CountPage
 
 
 def prompt(length: int) -> list[int]:
@@ -72,7 +73,7 @@ def test_every_gap_is_counted_though_a_sequence_is_preempted() -> None:
     assert count(stats, "time_to_first_token_seconds") == 4
 
 
-def test_the_message_has_a_histogram_for_every_bucket_table_and_round_trips() -> None:
+def test_there_is_a_histogram_for_every_bucket_table() -> None:
     engine = Engine(99, max_model_len=64)
     engine.submit(prompt(4), 3)
     engine.run()
@@ -81,5 +82,54 @@ def test_the_message_has_a_histogram_for_every_bucket_table_and_round_trips() ->
     assert stats.histograms.keys() == buckets.keys()
     for name, bounds in buckets.items():
         assert len(stats.histograms[name][0]) == len(bounds) + 1
-    decoder = msgspec.msgpack.Decoder(EngineStats)
-    assert decoder.decode(msgspec.msgpack.encode(stats)) == stats
+
+
+def test_steps_and_their_time_are_counted_and_when_the_worker_ran_dry() -> None:
+    engine = Engine(99, run_ahead=1)
+    engine.submit(prompt(4), 3, ignore_eos=True)
+    engine.run()
+    stats = engine.core.stats()
+    assert stats.steps == 3 == count(stats, "zlm:engine_step_seconds")
+    assert stats.run_ahead_stalls == 2  # not after the last step: nothing was left to do
+    ahead = Engine(99, run_ahead=2)
+    ahead.submit(prompt(4), 3, ignore_eos=True)
+    ahead.run()
+    assert ahead.core.stats().run_ahead_stalls == 0
+
+
+def test_gauges_that_a_killed_engine_core_left_are_cleared_and_counts_stay() -> None:
+    page = CountPage()
+    killed = Statistics(64, page)
+    killed.show(num_running=5, num_waiting=2, kv_usage=0.5)
+    killed.preemptions += 3
+    clear_gauges(page)
+    stats = engine_stats(page.values())
+    assert stats.num_running == stats.num_waiting == 0 and stats.kv_usage == 0.0
+    assert stats.preemptions == 3
+
+
+class Timed(Engine):
+    """Keeps what is told of first tokens: sequence → (when it got room, the token's time)."""
+
+    def __init__(self, *args, **options) -> None:
+        super().__init__(*args, **options)
+        self.times: dict[int, tuple[float, float]] = {}
+
+    def _hear(self, outputs) -> None:
+        for _, output in outputs:
+            seq_ids = np.frombuffer(output.seq_ids, np.int64)
+            for row, *at in output.times:
+                assert int(seq_ids[row]) not in self.times, "told twice"
+                self.times[int(seq_ids[row])] = tuple(at)
+        super()._hear(outputs)
+
+
+def test_each_sequence_tells_once_when_it_got_room_and_had_its_first_token() -> None:
+    engine = Timed(11, block_size=4, max_num_batched_tokens=4, run_ahead=1)
+    ids = [engine.submit(prompt(8), 20, owner=owner, ignore_eos=True) for owner in (0, 1, 0, 1)]
+    engine.run()
+    assert engine.core.stats().preemptions > 0
+    assert set(engine.times) == set(ids)
+    sums = {name: total for name, (_, total) in engine.core.stats().histograms.items()}
+    prefill = sum(first - started for started, first in engine.times.values())
+    assert prefill == pytest.approx(sums["request_prefill_time_seconds"]) and prefill > 4

@@ -99,7 +99,9 @@ def test_json_content_types(house, declared):
 
 def test_absent_content_type_is_json(house):
     client = house.client()
-    client.send(b'POST /v1/completions HTTP/1.1\r\nContent-Length: 14\r\n\r\n{"prompt":"x"}')
+    client.send(
+        b'POST /v1/completions HTTP/1.1\r\nHost: z\r\nContent-Length: 14\r\n\r\n{"prompt":"x"}'
+    )
     house.loop.turn()
     assert client.responses()[0].status == 200
 

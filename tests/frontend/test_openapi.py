@@ -7,12 +7,23 @@ import msgspec
 import pytest
 from openapi_spec_validator import validate
 
+from zlm.frontend.admin import abort_decoder
 from zlm.frontend.endpoints import ABSENT
-from zlm.frontend.openai import answer_types, chat, completions, embeddings, scoring, tokenize
-from zlm.frontend.openai.field_docs import DESCRIPTIONS, LIMITS
+from zlm.frontend.openai import (
+    answer_types,
+    chat,
+    classify,
+    completions,
+    embeddings,
+    scoring,
+    tokenize,
+)
+from zlm.frontend.openai.field_docs import DESCRIPTIONS, limits_of
 from zlm.frontend.openai.operation import ERRORS
 from zlm.frontend.openai.operations import OPERATIONS
+from zlm.frontend.openai.operations_admin import ADMIN
 from zlm.messages import Deltas, Pooled, TokenLogprob, ToolCallDelta
+from zlm.sampling_params import SamplingLimits
 
 DECODERS = {
     "/v1/completions": completions.decoder,
@@ -22,7 +33,8 @@ DECODERS = {
 }
 POOLING = {
     "/v1/embeddings": embeddings.decoder,
-    "/pooling": embeddings.decoder,
+    "/pooling": embeddings.pooling_decoder,
+    "/classify": classify.decoder,
     **dict.fromkeys(("/score", "/v1/score"), scoring.score_decoder),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), scoring.rerank_decoder),
 }
@@ -70,6 +82,29 @@ def test_every_route_is_told_and_no_other(house, document):
     assert told == routes
 
 
+def test_administration_is_told_where_there_are_administrators(make_house):
+    house = make_house(admin_api_keys=("boss",))
+    document = house.ask("GET", "/openapi.json").json()
+    validate(document)
+    told = {
+        path: {method.upper() for method in at}
+        for path, at in document["paths"].items()
+        if any(operation["tags"] == ["Administration"] for operation in at.values())
+    }
+    assert told == {route.path: set(route.methods) for route in house.server.admin.routes()}
+    for path in told:
+        for operation in document["paths"][path].values():
+            assert operation["security"] and {"401", "403"} <= set(operation["responses"])
+
+
+@pytest.mark.parametrize("operation", ADMIN, ids=lambda operation: operation.path)
+def test_examples_of_administration_are_good(operation):
+    if operation.answer_example:
+        conforms(operation.answer_example, operation.answer)
+    for example in operation.examples.values():
+        abort_decoder.decode(msgspec.json.encode(example), "reject")
+
+
 def test_every_reference_is_there(document):
     text = msgspec.json.encode(document).decode()
     for reference in set(re.findall(r'"\$ref":"#/([^"]*)"', text)):
@@ -111,7 +146,7 @@ def test_fields_are_those_of_the_type(document, path):
 
 def test_what_is_said_of_fields_is_of_fields_that_exist(document):
     known = {name for path in (*DECODERS, *POOLING) for name in fields_of(document, path)}
-    assert set(LIMITS) <= known
+    assert set(limits_of(SamplingLimits())) <= known
     assert set(DESCRIPTIONS) <= known
 
 

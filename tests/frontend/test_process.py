@@ -7,15 +7,18 @@ import asyncio
 import http.client
 import os
 import socket
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import openai
 import pytest
 import uvloop
 import zmq
 
-from zlm.frontend.process import LISTEN_FD, serve
+from zlm.frontend.listening import LISTEN_FD, LISTEN_WAIT
+from zlm.frontend.process import serve
 from zlm.ipc.sockets import AsyncInbox, Inbox, Outbox, address
 from zlm.messages import (
     Drain,
@@ -28,6 +31,7 @@ from zlm.messages import (
     ToSupervisor,
     ToTokenizer,
 )
+from zlm.process import heartbeat
 
 
 class NoHeartbeat:
@@ -40,13 +44,17 @@ class FakeChild:
 
     def __init__(self, runtime, context):
         self.index = 0
+        self.incarnation = 0
         self.runtime = runtime
         self.context = context
         self.supervisor = Outbox(context, address(runtime, "supervisor"))
         self.heartbeat = NoHeartbeat()
 
-    def outbox(self, role, index=0):
-        return Outbox(self.context, address(self.runtime, role, index))
+    def outbox(self, role, index=0, incarnation=0):
+        return Outbox(self.context, address(self.runtime, role, index, incarnation))
+
+    def say_ready(self):
+        self.supervisor.send(Ready("frontend", self.index))
 
     def async_inbox(self, accepts, handler):
         return AsyncInbox(self.context, address(self.runtime, "frontend"), accepts, handler)
@@ -57,6 +65,7 @@ class Stage:
 
     def __init__(self, runtime, listening, tokenizer):
         self.runtime = runtime
+        heartbeat.create(runtime, 4)
         self.context = zmq.Context()
         self.supervisor = Inbox(self.context, address(runtime, "supervisor"), ToSupervisor)
         self.tokens = Inbox(self.context, address(runtime, "tokenizer"), ToTokenizer)
@@ -200,7 +209,7 @@ def test_client_that_closes_its_socket_cancels(stage, client):
     raw = socket.create_connection(("127.0.0.1", stage.port))
     body = b'{"prompt":"x"}'
     raw.sendall(
-        b"POST /v1/completions HTTP/1.1\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nHost: z\r\n"
         b"Authorization: Bearer secret\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     )
     asyncio.run(_until(lambda: len(stage.commands) == 1))
@@ -226,8 +235,29 @@ def test_unix_socket(tmp_path, default_answer, make_resolved):
             stage.launch(make_resolved())
             with socket.socket(socket.AF_UNIX) as raw:
                 raw.connect(str(path))
-                raw.sendall(b"GET /health/live HTTP/1.1\r\nConnection: close\r\n\r\n")
+                raw.sendall(b"GET /health/live HTTP/1.1\r\nHost: z\r\nConnection: close\r\n\r\n")
                 assert raw.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
+        finally:
+            stage.stop()
+
+
+def test_clients_wait_in_a_socket_of_systemd(tmp_path, default_answer, make_resolved, monkeypatch):
+    """Nobody is told that the model loads, and who comes after Drain is left to the next server."""
+    monkeypatch.setenv(LISTEN_WAIT, "1")
+    ask = b"GET /health HTTP/1.1\r\nHost: z\r\nConnection: close\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        early = socket.create_connection(listening.getsockname(), timeout=10)
+        early.sendall(ask)
+        stage = Stage(tmp_path, listening, default_answer)
+        try:
+            stage.launch(make_resolved())
+            assert early.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
+            stage.frontend.send(Drain())
+            assert stage.supervisor.receive(5000) == [Drained(0)]
+            late = socket.create_connection(listening.getsockname(), timeout=10)
+            listening.settimeout(10)
+            listening.accept()[0].close()
+            assert late.recv(1) == b""
         finally:
             stage.stop()
 
@@ -237,5 +267,18 @@ def test_messages_of_the_inbox_have_handlers(make_house):
     from typing import get_args
 
     handled = {"Launch", "ServerState", "Drain", "Stop", "Deltas", "Failed", "Tokens"}
-    handled |= {"DetokenizedText", "EngineStats", "Pooled"}
+    handled |= {"DetokenizedText", "Pooled", "Administer", "Administered"}
+    handled |= {"PeerLost", "PeerUp", "Probe"}
     assert {kind.__name__ for kind in get_args(ToFrontend)} == handled
+
+
+def test_mutated_streams_over_sockets(stage, make_resolved):
+    """A short run of bench/byte_fuzz.py over connections: no 5xx, and the server serves on."""
+    sys.path.append(str(Path(__file__).parents[2] / "bench"))
+    import byte_fuzz
+
+    stage.launch(make_resolved())
+    _wait_ready(stage.port)
+    findings = byte_fuzz.run_sockets(f"http://127.0.0.1:{stage.port}", 200, 1)
+    assert findings.faults == [] and findings.streams == 200
+    assert findings.statuses[200] > 20 and findings.statuses[400] > 20

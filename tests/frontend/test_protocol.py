@@ -113,7 +113,9 @@ def test_expect_continue_waits_for_the_request_before_it(house, render_request):
     client = house.client()
     client.methods = ["POST", "POST"]
     first = render_request("POST", COMPLETIONS, {"prompt": "x"})
-    head = b"POST /tokenize HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 14\r\n\r\n"
+    head = (
+        b"POST /tokenize HTTP/1.1\r\nHost: z\r\nExpect: 100-continue\r\nContent-Length: 14\r\n\r\n"
+    )
     client.send(first + head)
     assert client.output == b""
     house.loop.turn()
@@ -124,7 +126,9 @@ def test_expect_continue_waits_for_the_request_before_it(house, render_request):
 
 def test_expect_continue_of_a_refused_request_gets_the_refusal(house):
     client = house.client()
-    client.send(b"POST /nowhere HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 14\r\n\r\n")
+    client.send(
+        b"POST /nowhere HTTP/1.1\r\nHost: z\r\nExpect: 100-continue\r\nContent-Length: 14\r\n\r\n"
+    )
     (response,) = client.responses()
     assert response.status == 404
     assert response.headers["connection"] == "close"
@@ -181,7 +185,8 @@ def test_upgrade_to_h2c_is_passed_over(house):
     body = b'{"prompt":"x"}'
     client.methods = ["POST", "GET"]
     client.send(
-        b"POST /v1/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nHost: z\r\n"
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
         b"HTTP2-Settings: AA\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     )
     client.send(GET_VERSION)
@@ -211,7 +216,7 @@ SMUGGLING = {
 def test_ambiguous_framing_is_refused_and_the_connection_closed(house, rest):
     client = house.client()
     client.methods = ["POST"]
-    client.send(b"POST /v1/completions HTTP/1.1\r\n" + rest + GET_VERSION)
+    client.send(b"POST /v1/completions HTTP/1.1\r\nHost: z\r\n" + rest + GET_VERSION)
     (response,) = client.responses()
     assert response.status == 400
     assert response.error["type"] == "invalid_request_error"
@@ -250,7 +255,7 @@ def test_connect_is_refused(house):
 def test_long_headers(house):
     for size in (70_000, 1_000_000):
         client = house.client()
-        data = b"GET /health HTTP/1.1\r\nA: " + b"x" * size + b"\r\n\r\n"
+        data = b"GET /health HTTP/1.1\r\nHost: z\r\nA: " + b"x" * size + b"\r\n\r\n"
         for at in range(0, len(data), 10_000):
             client.send(data[at : at + 10_000])
         assert [r.status for r in client.responses()] == [431]
@@ -259,7 +264,7 @@ def test_long_headers(house):
 
 def test_unfinished_headers_do_not_pile_up(house):
     client = house.client()
-    client.send(b"GET /health HTTP/1.1\r\nA: ")
+    client.send(b"GET /health HTTP/1.1\r\nHost: z\r\nA: ")
     fed = 0
     while not client.output:
         client.send(b"x" * 1000)
@@ -270,13 +275,13 @@ def test_unfinished_headers_do_not_pile_up(house):
 
 def test_many_headers_and_long_target(house):
     client = house.client()
-    client.send(b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 129 + b"\r\n")
+    client.send(b"GET /health HTTP/1.1\r\nHost: z\r\n" + b"a: b\r\n" * 128 + b"\r\n")
     assert [r.status for r in client.responses()] == [431]
     client = house.client()
-    client.send(b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n")
+    client.send(b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: z\r\n\r\n")
     assert [r.status for r in client.responses()] == [431]
     client = house.client()
-    client.send(b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 128 + b"\r\n")
+    client.send(b"GET /health HTTP/1.1\r\nHost: z\r\n" + b"a: b\r\n" * 127 + b"\r\n")
     assert [r.status for r in client.responses()] == [200]
 
 
@@ -284,7 +289,7 @@ def test_body_over_the_limit_by_length(make_house):
     house = make_house(limits={"max_body_bytes": 1000})
     client = house.client()
     client.methods = ["POST"]
-    client.send(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 1001\r\n\r\n")
+    client.send(b"POST /v1/completions HTTP/1.1\r\nHost: z\r\nContent-Length: 1001\r\n\r\n")
     (response,) = client.responses()
     assert response.status == 413
     assert "1000" in response.error["message"]
@@ -301,7 +306,7 @@ def test_body_over_the_limit_chunked(make_house):
     house = make_house(limits={"max_body_bytes": 1000})
     client = house.client()
     client.methods = ["POST"]
-    client.send(b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    client.send(b"POST /v1/completions HTTP/1.1\r\nHost: z\r\nTransfer-Encoding: chunked\r\n\r\n")
     for _ in range(1000):
         client.send(b"1\r\n \r\n")
     assert client.output == b""
@@ -317,7 +322,7 @@ def test_memory_of_a_refused_body_does_not_grow(make_house):
 
     house = make_house(limits={"max_body_bytes": 100_000})
     client = house.client()
-    client.send(b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    client.send(b"POST /v1/completions HTTP/1.1\r\nHost: z\r\nTransfer-Encoding: chunked\r\n\r\n")
     piece = b"10000\r\n" + b" " * 65536 + b"\r\n"
     tracemalloc.start()
     for _ in range(160):  # 10 MB
@@ -339,7 +344,7 @@ def test_refused_request_with_a_small_body_keeps_the_connection(house, render_re
 
 def test_refused_request_with_a_large_body_closes(house):
     client = house.client()
-    client.send(b"POST /nowhere HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n")
+    client.send(b"POST /nowhere HTTP/1.1\r\nHost: z\r\nContent-Length: 1000000\r\n\r\n")
     (response,) = client.responses()
     assert response.status == 404
     assert response.headers["connection"] == "close"
@@ -347,7 +352,7 @@ def test_refused_request_with_a_large_body_closes(house):
 
 def test_slow_body_gets_408(house):
     client = house.client()
-    client.send(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n")
+    client.send(b"POST /v1/completions HTTP/1.1\r\nHost: z\r\nContent-Length: 100\r\n\r\n")
     for _ in range(29):
         house.loop.advance(1.0)
         client.send(b" ")  # bytes that trickle in do not extend the time
@@ -466,16 +471,17 @@ def _whole(house):
 
 PIECES = [
     GET_HEALTH,
-    b'POST /tokenize HTTP/1.1\r\nContent-Length: 14\r\n\r\n{"prompt":"x"}',
-    b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b'POST /tokenize HTTP/1.1\r\nHost: z\r\nContent-Length: 14\r\n\r\n{"prompt":"x"}',
+    b"POST /tokenize HTTP/1.1\r\nHost: z\r\nTransfer-Encoding: chunked\r\n\r\n"
     b'7\r\n{"promp\r\n7\r\nt":"x"}\r\n0\r\n\r\n',
-    b"POST /nowhere HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc",
-    b"POST /tokenize HTTP/1.1\r\nContent-Length: 3\r\nContent-Type: text/plain\r\n\r\nabc",
-    b"POST /tokenize HTTP/1.1\r\nContent-Length: 99999999\r\n\r\nabc",
-    b"POST /tokenize HTTP/1.1\r\nUpgrade: h2c\r\nConnection: upgrade\r\n"
+    b"POST /nowhere HTTP/1.1\r\nHost: z\r\nContent-Length: 3\r\n\r\nabc",
+    b"POST /tokenize HTTP/1.1\r\nHost: z\r\n"
+    b"Content-Length: 3\r\nContent-Type: text/plain\r\n\r\nabc",
+    b"POST /tokenize HTTP/1.1\r\nHost: z\r\nContent-Length: 99999999\r\n\r\nabc",
+    b"POST /tokenize HTTP/1.1\r\nHost: z\r\nUpgrade: h2c\r\nConnection: upgrade\r\n"
     b"Content-Length: 2\r\n\r\n{}",
-    b"GET /version HTTP/1.1\r\nConnection: close\r\n\r\n",
-    b"GET /health HTTP/1.1\r\nA: " + b"a" * 3000 + b"\r\n\r\n",
+    b"GET /version HTTP/1.1\r\nHost: z\r\nConnection: close\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nHost: z\r\nA: " + b"a" * 3000 + b"\r\n\r\n",
     b"BROKEN\r\n\r\n",
 ]
 

@@ -82,6 +82,7 @@ BAD_TOOLS = {
     "long name": ([tool("a" * 129)], "tools[0].function.name"),
     "twice": ([tool("f"), tool("f")], "tools[1].function.name"),
     "parameters": ([tool("f", parameters="x")], "tools[0].function.parameters"),
+    "strict": ([tool("f", strict="yes")], "tools[0].function.strict"),
     "too many": ([tool(f"f{i}") for i in range(MAX_TOOLS + 1)], "tools"),
 }
 
@@ -125,6 +126,21 @@ def test_required_holds_the_output_to_a_list_of_calls():
             jsonschema.validate(calls, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(good * 2, schema_of(TOOLS, "required", parallel=False))
+
+
+def test_strict_functions_hold_the_calls_that_a_model_makes_of_its_own_accord():
+    """CASE 81: with auto, arguments of strict functions fit; those of others are any object."""
+    jsonschema = pytest.importorskip("jsonschema")
+    assert tool_request(TOOLS, "auto", parallel=True).grammar is None
+    functions = [tool("f", parameters=SCHEMA, strict=True), tool("g", strict=False), tool("h")]
+    schema = schema_of(functions, "auto")
+    jsonschema.validate([{"name": "f", "arguments": {"a": 1}}], schema)
+    jsonschema.validate([{"name": "g", "arguments": {"x": [5]}}], schema)
+    for name, arguments in (("f", {"a": "x"}), ("f", {}), ("k", {}), ("g", [])):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate([{"name": name, "arguments": arguments}], schema)
+    assert schema["x-guidance"]["lenient"] is True  # nobody asked for a call
+    assert "x-guidance" not in schema_of(functions, "required")
 
 
 def test_references_of_parameters_still_point_at_their_definitions():

@@ -37,7 +37,8 @@ def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
 @pytest.fixture(scope="session")
 def open_llm(checkpoint: Checkpoint) -> Callable[..., LLM]:
     """Make an LLM of the checkpoint with the options that all tests share, and more."""
-    return partial(LLM, str(checkpoint.path), dtype="float32", **real_prompts.LIMITS)
+    limits = {**real_prompts.LIMITS, "cpu_threads": 1}  # other tests run beside these
+    return partial(LLM, str(checkpoint.path), dtype="float32", **limits)
 
 
 @pytest.fixture(scope="session")

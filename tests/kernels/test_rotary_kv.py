@@ -57,3 +57,25 @@ def test_what_is_not_finite_is_stored_as_zero() -> None:
     assert stored[1, :4].tolist() == [1.0, 0.0, 0.0, 1.0]
     assert stored[0, 0] == 0.0 and stored[0, 4] == 1.0
     assert bool((cache[1, 0, :, :5] == 7.0).all()) and bool((cache[0] == 7.0).all())
+
+
+def test_queries_alone() -> None:
+    """Rows without keys and values: queries are as in whole rows, and nothing is stored."""
+    case = ROTARY_SMALL[1]
+    generator = torch.Generator().manual_seed(1)
+    heads = case.num_heads + 2 * case.num_kv_heads
+    qkv = torch.randn((3, heads * case.head_dim), generator=generator)
+    weight = torch.randn(case.head_dim, generator=generator)
+    table = torch.polar(torch.ones(9, 8), torch.rand((9, 8), generator=generator))
+    where = torch.tensor([0, 8, 3]), torch.tensor([16, 17, 18]), table
+    shape = (3, case.num_kv_heads, 2, 16, case.head_dim)
+    results = []
+    for rows, rest in (
+        (qkv, {"k_weight": weight}),
+        (qkv[:, : case.num_heads * case.head_dim].contiguous(), {"reads_only": True}),
+    ):
+        q_out, cache = torch.empty((3, case.num_heads, case.head_dim)), torch.full(shape, 7.0)
+        rotary.rotary_kv(rows, *where, cache, q_out=q_out, q_weight=weight, **rest)
+        results.append((q_out, cache))
+    assert torch.equal(results[0][0], results[1][0])
+    assert (results[1][1] == 7.0).all() and not (results[0][1] == 7.0).all()

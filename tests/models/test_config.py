@@ -15,6 +15,8 @@ from zlm.config import ModelSpec, RopeSpec
 from zlm.errors import ModelError
 from zlm.models.config import load_spec
 
+WITH_QK_NORM = ("qwen3", "qwen3_moe", "gemma3", "gemma4", "olmo2", "olmo3")
+
 # ---------------------------------------------------------------------------- against transformers
 
 
@@ -33,6 +35,9 @@ def test_saved_by_transformers(family: str, tmp_path: Path) -> None:
     assert ours.num_layers == theirs.num_hidden_layers
     assert ours.num_heads == theirs.num_attention_heads
     assert ours.num_kv_heads == theirs.num_key_value_heads
+    if ours.gemma4 is not None:  # whose layers differ
+        assert ours.gemma4.full_head_dim == 32
+        theirs = theirs.per_layer_config[0]
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     assert ours.head_dim == head_dim
     assert ours.max_position == theirs.max_position_embeddings
@@ -43,13 +48,13 @@ def test_saved_by_transformers(family: str, tmp_path: Path) -> None:
     assert ours.checkpoint_dtype == "float32"
     assert ours.weights_format == "safetensors"
     types = getattr(theirs, "layer_types", None)
-    if family == "mistral":
+    if family in ("mistral", "phi3"):
         assert ours.layer_windows == (24,) * 3
     elif types:
         sliding = [20 if kind == "sliding_attention" else 0 for kind in types]
         assert list(ours.layer_windows) == sliding
-    assert ours.qkv_bias == (family == "qwen2")
-    assert ours.qk_norm == (ours.architecture in ("qwen3", "gemma3"))
+    assert ours.qkv_bias == (family in ("qwen2", "qwen2_moe", "gpt_oss"))
+    assert ours.qk_norm == (ours.architecture in WITH_QK_NORM)
 
 
 def test_gemma_facts(tmp_path: Path) -> None:
@@ -270,9 +275,11 @@ def test_rope_scaling_that_cannot_be_used(tmp_path: Path, scaling: Any, words: s
 
 
 def test_unknown_architectures_name_the_known(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"Qwen3MoeForCausalLM is not .*nearest: Qwen3ForCausalLM"):
-        spec_of(tmp_path, architectures=["Qwen3MoeForCausalLM"])
-    with pytest.raises(ModelError, match="LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM"):
+    with pytest.raises(
+        ModelError, match=r"Qwen3NextForCausalLM is not .*nearest: Qwen3ForCausalLM"
+    ):
+        spec_of(tmp_path, architectures=["Qwen3NextForCausalLM"])
+    with pytest.raises(ModelError, match="LlamaForCausalLM, MistralForCausalLM, "):
         spec_of(tmp_path, architectures=["T5EncoderModel"])
     with pytest.raises(ModelError, match="names no architecture"):
         spec_of(tmp_path, architectures=None)
@@ -314,8 +321,20 @@ def test_wrong_values_name_their_key(tmp_path: Path, changes: dict, words: str) 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"gptq method \(4-bit\)"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "fp8 method, which is not supported"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "bits 3 is not supported"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "checkpoint_format": "marlin"}},
+            "checkpoint_format marlin is not supported",
+        ),
+        (
+            {"quantization_config": {"quant_method": "awq", "version": "GEMV"}},
+            "version gemv is not supported",
+        ),
+        ({"quantization_config": {"quant_method": "hqq"}}, "hqq method, which is not supported"),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4"}},
+            "format nvfp4 is not supported",
+        ),
         ({"quantization": {"group_size": 64, "bits": 8}}, r"an unnamed method \(8-bit\)"),
     ],
 )

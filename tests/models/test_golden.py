@@ -32,7 +32,32 @@ CHECKPOINTS = {
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
     "qwen3-bias": ("qwen3", {"attention_bias": True}),
+    "mixtral": ("mixtral", {}),
+    "qwen2-moe": ("qwen2_moe", {}),
+    "qwen3-moe": ("qwen3_moe", {}),
+    "gpt-oss": ("gpt_oss", {}),
+    "phi3": ("phi3", {}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {}),
+    "smollm3": ("smollm3", {}),
+    "gemma2": ("gemma2", {}),
+    "gemma2-no-softcaps": (
+        "gemma2",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
     "gemma3": ("gemma3", {}),
+    "gemma4": ("gemma4", {}),
+    "gemma4-multimodal": ("gemma4_multimodal", {}),
+    "gemma4-keys-as-values": (
+        "gemma4",
+        {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
     "gemma3-linear": ("gemma3", {"rope": "linear"}),
     "gemma3-softcap": ("gemma3", {"final_logit_softcapping": 3.0}),
     "gemma3-multimodal": ("gemma3_multimodal", {}),
@@ -122,10 +147,15 @@ def test_prompts_of_one_length_together(golden: Golden) -> None:
         assert_close(logits, golden.expected(ids))
 
 
+@pytest.mark.parametrize("family", ["llama", "phi3"])
 @pytest.mark.parametrize(("max_model_len", "length"), [(64, 40), (512, 90)])
-def test_longrope(tmp_path: Path, max_model_len: int, length: int) -> None:
+def test_longrope(tmp_path: Path, family: str, max_model_len: int, length: int) -> None:
     """transformers picks the list by the sequence, zlm by its limit: here both mean the same."""
-    golden = Golden(tiny_checkpoint(tmp_path, "llama", rope="longrope"), max_model_len)
+    keys = {"original_max_position_embeddings": 64, "partial_rotary_factor": 0.75}
+    folder = tiny_checkpoint(
+        tmp_path, family, rope="longrope", **(keys if family == "phi3" else {})
+    )
+    golden = Golden(folder, max_model_len)
     ids = golden.prompt(length)
     (logits,) = golden.sequences().step([(0, ids)])
     assert_close(logits, golden.expected(ids))

@@ -63,15 +63,17 @@ def test_deterministic_bits(name: str) -> None:
     assert torch.equal(actual, expected)
 
 
-@pytest.mark.parametrize("attention", ["triton", "sdpa"])
-def test_gemma_in_float16_does_not_overflow(attention: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "attention"), [("gemma3", "triton"), ("gemma3", "sdpa"), ("gemma4", "triton")]
+)
+def test_gemma_in_float16_does_not_overflow(name: str, attention: str) -> None:
     """A residual, and what is added to it, far beyond float16's range (CASES 107)."""
-    spec, weights = SPECS["gemma3"], RandomWeights(SPECS["gemma3"])
-    for name, tensor in weights.tensors.items():
-        if "down_proj" in name or "o_proj" in name:
+    spec, weights = SPECS[name], RandomWeights(SPECS[name])
+    for key, tensor in weights.tensors.items():
+        if "down_proj" in key or "o_proj" in key:
             tensor.mul_(3e4)
-        elif "post_" in name:
-            tensor.add_(1).mul_(3e4)
+        elif "post_" in key:
+            tensor.add_(float(spec.norm_plus_one)).mul_(3e4)
     logits = []
     for ops in (
         CpuOps(torch.float32),

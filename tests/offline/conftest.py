@@ -1,4 +1,4 @@
-"""One ``LLM`` on SmolLM2 in float32 for the whole session."""
+"""One ``LLM`` on SmolLM2 in float32 for the whole session; one thread, as tests run beside it."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,7 +12,8 @@ from zlm import LLM
 @pytest.fixture(scope="session")
 def open_llm(smollm2_path: Path) -> Callable[..., LLM]:
     """Make an LLM of its own for a test, with the options that all share, and more."""
-    return partial(LLM, str(smollm2_path), dtype="float32", max_model_len=512, max_num_seqs=16)
+    limits = {"max_model_len": 512, "max_num_seqs": 16, "cpu_threads": 1}
+    return partial(LLM, str(smollm2_path), dtype="float32", **limits)
 
 
 @pytest.fixture(scope="session")

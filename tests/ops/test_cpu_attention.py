@@ -9,6 +9,7 @@ from torch import Tensor
 from zlm.ops import cpu_attention, kv_cache, reference
 from zlm.ops.backend import Geometry
 from zlm.ops.batch import GroupBatch, StepBatch
+from zlm.ops.scores import Scores
 
 BLOCK_SIZE = 4
 HEAD_DIM = 8
@@ -59,7 +60,7 @@ class Case:
         kv_cache.write(self.cache, self.qkv[:, heads * HEAD_DIM :], slots)
 
     def run(self, scale: float = 0.3, softcap: float = 0.0) -> Tensor:
-        out = self.plan().run(self.qkv, self.cache, scale=scale, softcap=softcap)
+        out = self.plan().run(self.qkv, self.cache, Scores(scale, softcap))
         return out.view(self.q.shape)
 
     def plan(self, num_rows: int | None = None) -> cpu_attention.CpuPlan:
@@ -149,7 +150,7 @@ def test_padding_rows_are_finite_and_change_nothing(rows: list[tuple[int, int]])
     case = Case(rows)
     count = case.batch.num_tokens
     padded = torch.cat((case.qkv, torch.randn(5, case.qkv.shape[1])))
-    out = case.plan(count + 5).run(padded, case.cache, scale=0.3, softcap=0.0)
+    out = case.plan(count + 5).run(padded, case.cache, Scores(0.3))
     assert out.shape[0] == count + 5
     assert out.isfinite().all()
     expected = case.expected(0.3)

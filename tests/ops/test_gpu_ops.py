@@ -144,8 +144,8 @@ def test_deterministic_with_sdpa_is_refused() -> None:
 
 def test_wider_heads_than_the_kernels_take_are_refused() -> None:
     norms = {"q_norm": None, "k_norm": None, "eps": EPS}
-    with pytest.raises(ModelError, match="heads of 320 values: on a GPU they may have 256"):
-        gpu_ops().attention(Geometry(4, 1, 320), scale=1.0, softcap=0.0, **norms)
+    with pytest.raises(ModelError, match="heads of 640 values: on a GPU they may have 512"):
+        gpu_ops().attention(Geometry(4, 1, 640), scale=1.0, softcap=0.0, **norms)
 
 
 def step(rows: list[tuple[int, int]], table: Tensor, window: int) -> StepBatch:

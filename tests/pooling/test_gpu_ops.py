@@ -15,7 +15,7 @@ triton_interpreter.enable()
 from zlm.ops.gpu import GpuOps  # noqa: E402
 
 
-@pytest.mark.parametrize("family", ["bert", "gemma3", "llama"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "nomic", "gemma3", "llama"])
 def test_gpu_operations(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     triton_interpreter.wide_programs(monkeypatch)
     sizes: dict[str, Any] = {"num_hidden_layers": 1}

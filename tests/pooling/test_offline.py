@@ -50,6 +50,18 @@ def test_encode_is_raw(minilm: LLM) -> None:
     assert abs(np.linalg.norm(unit.outputs.data) - 1.0) < 1e-6
 
 
+def test_vectors_of_tokens(minilm: LLM) -> None:
+    """all-MiniLM pools by the mean: that of the tokens' vectors is the vector of the text."""
+    [text] = minilm.encode("hello there", use_tqdm=False)
+    [tokens] = minilm.encode("hello there", pooling_task="token_embed", use_tqdm=False)
+    assert np.shape(tokens.outputs.data) == (len(tokens.prompt_token_ids), 384)
+    assert np.abs(np.mean(tokens.outputs.data, axis=0) - text.outputs.data).max() < 1e-5
+    with pytest.raises(BadRequest, match="this model offers embed, token_embed"):
+        minilm.encode("a", pooling_task="token_classify", use_tqdm=False)
+    with pytest.raises(BadRequest, match="task is token_embed, but embed"):
+        minilm.embed("a", pooling_params=PoolingParams(task="token_embed"), use_tqdm=False)
+
+
 def test_refusals(minilm: LLM) -> None:
     long = "word " * 300
     with pytest.raises(TooLong, match="prompt 1: input has 302 tokens"):

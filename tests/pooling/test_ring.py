@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 import torch
 from pooled_engine import PooledEngine, resolved_for
-from tiny_embedders import reference, tiny_embedder
+from tiny_embedders import hidden_states, reference, tiny_embedder
 
-from zlm.errors import ConfigError, ModelError
+from zlm.errors import BadRequest, ConfigError, ModelError
+from zlm.frontend.openai.embeddings import check_vectors
 from zlm.messages import Cancel, Failed, Generate, Pool
 from zlm.models.config import load_spec
 from zlm.pooling_params import PoolingParams
 from zlm.sampling_params import SamplingParams
+from zlm.scores import Pairs, pooled_texts
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +175,26 @@ def test_a_causal_embedder_uses_the_prefix_cache(tmp_path: Path) -> None:
         assert np.abs(first - again).max() < 1e-5
         kind = pooling.removesuffix("token")
         assert np.abs(first - reference(folder, ids, kind)).max() < 1e-4
+        [tokens] = engine.pool([ids], task="token_embed", normalize=False)
+        assert sum(engine.steps) == 70, "a vector of every token needs every token"
+        assert np.abs(tokens.reshape(70, -1) - hidden_states(folder, ids)).max() < 1e-4
+
+
+def test_a_model_of_tokens_has_no_vector_of_a_whole(tmp_path: Path) -> None:
+    """ColBERT's kind, and a classifier of tokens: tasks, cuts and scores that it does not have."""
+    late = PooledEngine(tiny_embedder(tmp_path / "a", "bert", modules=("dense",)))
+    assert "offers token_embed" in refusal(late, [[5]], task="embed").message
+    assert refusal(late, [[5]], dimensions=8).param == "dimensions"
+    tags = PooledEngine(tiny_embedder(tmp_path / "b", "bert-tokens", num_labels=3))
+    assert "offers token_classify" in refusal(tags, [[5]], task="classify").message
+    assert "scores" in refusal(tags, [[5]], dimensions=3).message
+    for engine, words in ((late, "use /pooling"), (tags, "use /pooling")):
+        pooling = engine.resolved.spec.pooling
+        assert pooling is not None and pooling.kind == "tokens"
+        with pytest.raises(BadRequest, match=words):
+            check_vectors(engine.resolved)
+        with pytest.raises(BadRequest, match="no score of texts"):
+            pooled_texts(Pairs(["a"], ["b"]), pooling)
 
 
 def test_values_that_are_no_numbers_fail_their_request_alone(tmp_path: Path) -> None:
@@ -208,7 +230,7 @@ def test_an_encoder_wants_room_for_a_whole_sequence(tmp_path: Path) -> None:
 
 
 def damage_pooling(folder: Path) -> None:
-    config = {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False}
+    config = {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": True}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
 
 

@@ -1,13 +1,15 @@
 """Log lines: their form, their level, and that data cannot break or forge one."""
 
+import json
 import logging
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from zlm.process.logs import LineFormatter, escape
+from zlm.process.logs import FORMAT, JsonFormatter, LineFormatter, escape
 
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (INFO|WARNING|ERROR) +engine ")
 
@@ -58,3 +60,57 @@ def test_level_comes_from_the_environment(level: str, expected: list[str]) -> No
         command, env={"ZLM_LOG": level}, capture_output=True, text=True, check=True
     )
     assert [line.split(" engine ", 1)[1] for line in done.stderr.splitlines()] == expected
+
+
+def test_a_record_as_json_is_one_line_with_its_fields() -> None:
+    try:
+        raise ValueError("a\nb")
+    except ValueError as error:
+        facts = (type(error), error, error.__traceback__)
+    record = logging.makeLogRecord(
+        {
+            "msg": "got %s",
+            "args": ("x\r\n\u2028 \ud83d caf\xe9",),
+            "name": "zlm.x",
+            "levelname": "ERROR",
+            "created": 1_796_000_000.5,
+            "msecs": 500.0,
+            "exc_info": facts,
+            "fields": {"status": 200, "message": "forged", "path": Path("/x")},
+        }
+    )
+    line = JsonFormatter("engine").format(record)
+    assert len(line.splitlines()) == 1 and line.isascii()
+    told = json.loads(line)
+    assert told.pop("traceback").endswith("ValueError: a\nb")
+    assert told == {
+        "time": "2026-11-30T00:53:20.500Z",
+        "level": "error",
+        "process": "engine",
+        "logger": "zlm.x",
+        "message": "got x\r\n\u2028 \ud83d caf\xe9",
+        "status": 200,
+        "path": "/x",
+    }
+
+
+def test_children_log_in_the_form_of_their_parent() -> None:
+    child = "from zlm.process.logs import start_logging as s; import logging; s('child'); "
+    child += "logging.getLogger('zlm').info('one')"
+    parent = (
+        "import logging, subprocess, sys\n"
+        "from zlm.process.logs import start_logging\n"
+        "start_logging('supervisor', sys.argv[1])\n"
+        f"subprocess.run([sys.executable, '-c', {child!r}], check=True)\n"
+        "logging.getLogger('zlm').info('two')"
+    )
+    for form in ("json", "text"):
+        done = subprocess.run(
+            [sys.executable, "-c", parent, form],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={FORMAT: "json"},  # what the flag says is what counts
+        )
+        lines = done.stderr.splitlines()
+        assert len(lines) == 2 and all(line.startswith("{") == (form == "json") for line in lines)

@@ -7,6 +7,8 @@ $FAKE_TRACE is a file that gets a line of each message; $FAKE_BEHAVIOUR is JSON:
     busy             front end: has a request that only ends when Drain says abort
     stuck            front end: never says Drained
     deaf to stop     does not leave at Stop
+    dies again       a successor exits with status 3 when it gets Launch
+    no token         front end: answers the first Probe with a problem
 """
 
 import json
@@ -15,10 +17,24 @@ import sys
 from pathlib import Path
 
 from zlm.errors import ModelError
-from zlm.messages import Drain, Drained, Launch, Progress, Ready, ServerState, Stop
+from zlm.ipc.sockets import Outbox
+from zlm.messages import (
+    Drain,
+    Drained,
+    EngineReady,
+    Launch,
+    PeerLost,
+    PeerUp,
+    Probe,
+    Probed,
+    ServerState,
+    Stop,
+)
 from zlm.process.child import Child, run
 
-ACCEPTS = Launch | ServerState | Drain | Stop
+ACCEPTS = Launch | ServerState | Drain | Stop | PeerUp | PeerLost | Probe | EngineReady
+BEAT_MS = 200
+outboxes: list[Outbox] = []  # kept open
 
 
 def body(child: Child) -> None:
@@ -28,7 +44,8 @@ def body(child: Child) -> None:
     if child.role == "frontend":
         os.fstat(int(os.environ["ZLM_LISTEN_FD"]))
     while True:
-        for message in inbox.receive():
+        child.heartbeat.beat(work_pending=False, steps=0)
+        for message in inbox.receive(BEAT_MS):
             if react(child, behaviour, message):
                 return
 
@@ -38,13 +55,32 @@ def react(child: Child, behaviour: list[str], message: object) -> bool:
     match message:
         case Launch(resolved):
             trace("launch", child, resolved.model_path)
+            if "dies again" in behaviour and child.incarnation:
+                os._exit(3)
             if "exit at launch" in behaviour:
                 os._exit(3)
             if "fatal at launch" in behaviour:
                 raise ModelError("tensor x is missing\nfrom the file")
-            child.supervisor.send(Progress(child.role, child.index, "weights 50%"))
-            if "not ready" not in behaviour:
-                child.supervisor.send(Ready(child.role, child.index, "a detail"))
+            child.say_progress("weights 50%")
+            if "not ready" in behaviour:
+                return False
+            if child.role != "tokenizer":
+                child.say_ready("a detail")
+            if child.role == "engine":
+                for index in range(resolved.num_tokenizers):
+                    announce(child, index, message.incarnation("tokenizer", index))
+        case EngineReady(incarnation=incarnation):
+            child.say_ready("a detail", engine=incarnation)
+        case PeerUp(role, index, incarnation):
+            trace("peer up", child, [role, index, incarnation])
+            if child.role == "engine":
+                announce(child, index, incarnation)
+        case PeerLost(role, index, incarnation):
+            trace("peer lost", child, [role, index, incarnation])
+        case Probe():
+            trace("probe", child)
+            problem = "the first token is NaN" if "no token" in behaviour else ""
+            child.supervisor.send(Probed(child.index, problem, child.incarnation))
         case ServerState(state, reason):
             trace(state, child, reason)
         case Drain(abort):
@@ -55,6 +91,13 @@ def react(child: Child, behaviour: list[str], message: object) -> bool:
             trace("stop", child)
             return "deaf to stop" not in behaviour
     return False
+
+
+def announce(child: Child, index: int, incarnation: int) -> None:
+    """Be the engine core that tells a tokenizer it is ready."""
+    tokenizer = child.outbox("tokenizer", index, incarnation)
+    tokenizer.send(EngineReady([9], 64, incarnation=child.incarnation))
+    outboxes.append(tokenizer)
 
 
 def trace(event: str, child: Child, detail: object = "") -> None:

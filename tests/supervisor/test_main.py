@@ -3,127 +3,29 @@
 CASES 95 (death), 96 and 97, as far as the supervisor goes.
 """
 
-import json
 import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fake_tree import PATIENCE_SECONDS, Server
 
-HERE = Path(__file__).parent
-PATIENCE_SECONDS = 30.0
 CHILDREN = [("engine", 0), ("frontend", 0), ("frontend", 1), ("tokenizer", 0), ("worker", 0)]
 
 
-class Server:
-    """A supervisor in a process of its own, its log, and what its children noted."""
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        behaviour: dict[str, list[str]] | None = None,
-        resolver: str = "model",
-        options: dict[str, Any] | None = None,
-        environment: dict[str, str] | None = None,
-    ) -> None:
-        self._trace = folder / "trace"
-        self._trace.touch()
-        self.runtimes = folder / "run"
-        self.runtimes.mkdir()
-        defaults = {"port": 0, "api_server_count": 2, "shutdown_timeout_seconds": 60}
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                str(HERE / "fake_server.py"),
-                json.dumps(defaults | (options or {})),
-                resolver,
-            ],
-            env={
-                **os.environ,
-                "RUNTIME_DIRECTORY": str(self.runtimes),
-                "FAKE_TRACE": str(self._trace),
-                "FAKE_BEHAVIOUR": json.dumps(behaviour or {}),
-                **(environment or {}),
-            },
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.lines: list[str] = []
-
-    def until(self, text: str) -> str:
-        """Read the log up to the line that has *text*; return it."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line.rstrip("\n"))
-            if text in line:
-                return self.lines[-1]
-        raise AssertionError(f"{text!r} is not in the log:\n" + "\n".join(self.lines))
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def end(self) -> int:
-        """Wait for the end of the supervisor and of all that holds its stderr; return its status.
-
-        Children inherit stderr, so its end is theirs.
-        """
-        assert self.process.stderr is not None
-        self.lines += self.process.stderr.read().splitlines()
-        return self.process.wait(PATIENCE_SECONDS)
-
-    def events(self, *kinds: str) -> list[Any]:
-        """Return what the children noted, of the given kinds, sorted within a kind."""
-        noted = [json.loads(line) for line in self._trace.read_text().splitlines()]
-        return [event for kind in kinds for event in sorted(noted) if event[0] == kind]
-
-    def pids(self) -> dict[str, int]:
-        return {role: pid for _, role, index, pid in self.events("pid") if index == 0}
-
-    def assert_nothing_is_left(self) -> None:
-        for pid in self.pids().values():
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
-        assert list(self.runtimes.iterdir()) == []
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-
-
 Start = Callable[..., Server]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    servers = []
-
-    def start(**keywords: Any) -> Server:
-        folder = tmp_path / str(len(servers))
-        folder.mkdir()
-        servers.append(Server(folder, **keywords))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
 
 
 def test_comes_up_and_drains(start: Start) -> None:
     server = start()
     line = server.until("serving tiny-model on http://127.0.0.1:")
     log = "\n".join(server.lines)
-    for part in ("model read", "worker 0", "engine 0", "tokenizer 0", "frontend 0", "frontend 1"):
-        assert re.search(rf"ready in \d+\.\d\d s \(.*{part} \d+\.\d\d", log), part
+    assert re.search(r"INFO    supervisor ready in \d+\.\d\d s\n", log)
+    for part in (" {14}reading the model", "worker 0", "engine 0", "tokenizer 0", "frontend 1"):
+        assert re.search(rf"supervisor {part} .* \d+\.\d\d +\d+\.\d\d +\d+\n", log), part
     assert "worker 0: weights 50%" in log and "engine 0 is ready: a detail" in log
     assert [e[1:] for e in server.events("launch")] == [[*c, "/models/tiny"] for c in CHILDREN]
     port = int(line.rpartition(":")[2])
@@ -134,7 +36,9 @@ def test_comes_up_and_drains(start: Start) -> None:
     assert [e[1:3] for e in server.events("drain")] == [["frontend", 0], ["frontend", 1]]
     assert [e[1:3] for e in server.events("stop")] == [list(child) for child in CHILDREN]
     assert server.events("abort") == []
-    states = [e[0] for e in server.events("loading", "ready", "draining") if e[2] == 0]
+    states = [
+        e[0] for e in server.events("loading", "ready", "draining") if e[1:3] == ["frontend", 0]
+    ]
     assert {*states[:-2]} == {"loading"} and states[-2:] == ["ready", "draining"]
     reasons = {e[3] for e in server.events("loading")}
     assert {
@@ -210,7 +114,7 @@ def test_signal_while_loading_ends_at_once_with_0(start: Start, resolver: str) -
 
 @pytest.mark.parametrize("role", ["worker", "engine", "tokenizer"])
 def test_death_of_a_process_answers_requests_and_is_the_last_line(start: Start, role: str) -> None:
-    server = start(behaviour={"frontend": ["busy"]})
+    server = start(behaviour={"frontend": ["busy"]}, options={"max_restarts": 0})
     server.until("serving tiny-model on")
     os.kill(server.pids()[role], signal.SIGKILL)
     assert server.end() == 1
@@ -222,7 +126,7 @@ def test_death_of_a_process_answers_requests_and_is_the_last_line(start: Start, 
 
 
 def test_death_of_a_frontend_lets_the_other_answer(start: Start) -> None:
-    server = start(behaviour={"frontend": ["busy"]})
+    server = start(behaviour={"frontend": ["busy"]}, options={"max_restarts": 0})
     server.until("serving tiny-model on")
     os.kill(server.pids()["frontend"], signal.SIGKILL)
     assert server.end() == 1
@@ -302,10 +206,12 @@ def test_service_manager_is_told(start: Start, tmp_path: Path) -> None:
         while "READY=1" not in told:
             told += manager.recv(4096).decode() + "\n"
         assert told.startswith("STATUS=loading tiny-model\n")
+        assert "STATUS=downloading tiny-model: 35% of 5.0 GB\n" in told
         assert "STATUS=worker: weights 50%\n" in told
-        assert re.search(r"READY=1\nSTATUS=serving tiny-model on http://127.0.0.1:\d+\n", told)
+        serving = r"READY=1\nMAINPID=\d+\nSTATUS=serving tiny-model on http://127.0.0.1:\d+\n"
+        assert re.search(serving, told)
         server.signal(signal.SIGTERM)
-        assert manager.recv(4096) == b"STOPPING=1\nSTATUS=shutting down"
+        assert manager.recv(4096).startswith(b"STOPPING=1\nSTATUS=shutting down")
         assert server.end() == 0
 
 

@@ -24,6 +24,17 @@ class AttentionCase:
     window: int = 0
     softcap: float = 0.0
     block_size: int = 16
+    sinks: bool = False
+
+    def how(self, device: str) -> dict[str, Any]:
+        """Return the keywords of kernels and references."""
+        sinks = torch.linspace(-1.0, 2.0, self.num_heads, device=device) if self.sinks else None
+        return {
+            "scale": self.scale,
+            "window": self.window,
+            "softcap": self.softcap,
+            "sinks": sinks,
+        }
 
     @property
     def scale(self) -> float:
@@ -48,6 +59,7 @@ SMALL_DECODE = [
     AttentionCase("mha-odd-dim", 2, 2, 24, (33, 0, 64)),
     AttentionCase("window-softcap", 4, 2, 16, (90, 5, 31, 32, 33), window=20, softcap=30.0),
     AttentionCase("empty-rows", 2, 1, 16, (0, 0, 50, 0, 0, 7, 0)),
+    AttentionCase("sinks", 6, 2, 16, (90, 5, 31), window=40, sinks=True),
     AttentionCase("block-32", 4, 2, 16, (70, 31), block_size=32),
 ]
 SMALL_PREFILL = [
@@ -56,6 +68,7 @@ SMALL_PREFILL = [
     AttentionCase("window", 4, 2, 16, (100, 30, 70), (60, 30, 5), window=24),
     AttentionCase("odd-dim-softcap", 2, 2, 24, (50,), (21,), softcap=20.0),
     AttentionCase("empty-rows", 2, 1, 16, (0, 20, 0, 35), (0, 20, 0, 30)),
+    AttentionCase("sinks", 4, 2, 16, (60, 30), (21, 30), window=24, sinks=True),
     AttentionCase("block-32", 4, 2, 16, (70, 31), (40, 31), block_size=32),
 ]
 
@@ -193,7 +206,7 @@ def decode_both(
     )
     shape = (num_rows, case.num_heads, case.head_dim)
     where = (q, rows.cache, rows.block_table, rows.seq_lens)
-    how = {"scale": case.scale, "window": case.window, "softcap": case.softcap}
+    how = case.how(device)
     out, again = (torch.full(shape, float("nan"), dtype=dtype, device=device) for _ in range(2))
     decode.attention_decode(*where, plan, out=out, workspace=workspace, **how)
     decode.attention_decode(*where, plan, out=again, workspace=workspace, **how)
@@ -217,7 +230,7 @@ def prefill_both(case: AttentionCase, dtype: torch.dtype, device: str) -> tuple[
     shape = (len(q), case.num_heads, case.head_dim)
     out = torch.full(shape, float("nan"), dtype=dtype, device=device)
     where = (q, rows.cache, rows.block_table, starts, rows.seq_lens)
-    how = {"scale": case.scale, "window": case.window, "softcap": case.softcap}
+    how = case.how(device)
     prefill.attention_prefill(*where, plan, out=out, **how)
     return out, prefill.reference(*where, **how)
 
@@ -233,6 +246,7 @@ class RotaryCase:
     rotated: int
     tokens: int
     qk_norm: bool = False
+    value_norm: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -242,6 +256,7 @@ ROTARY_SMALL = [
     RotaryCase("plain", 3, 1, 16, 16, 5),
     RotaryCase("qk-norm", 4, 2, 16, 16, 4, qk_norm=True),
     RotaryCase("partial", 2, 2, 24, 12, 4),
+    RotaryCase("value-norm", 4, 1, 16, 16, 4, qk_norm=True, value_norm=True),
     RotaryCase("one-token-many-heads", 20, 4, 16, 16, 3, qk_norm=True),
 ]
 ROTARY_GPU = [
@@ -273,10 +288,12 @@ def rotary_both(
     num_blocks = 2 + (2 * case.tokens) // size + 1
     shape = (num_blocks, case.num_kv_heads, 2, size, case.head_dim)
     cache = torch.full(shape, 7.0, dtype=dtype, device=device)
-    weights: dict[str, Tensor] = {}
+    weights: dict[str, Any] = {}
     if case.qk_norm:
         for name in ("q_weight", "k_weight"):
             weights[name] = torch.randn(case.head_dim, generator=generator).to(device)
+    if case.value_norm:
+        weights["value_norm"] = True
     where = (positions.to(device), slots.to(device), table)
     expected = rotary.reference(qkv, *where, cache, num_heads=case.num_heads, **weights)
     q_out = torch.full(

@@ -92,10 +92,14 @@ class PagedSequences:
         self.ops = ops or CpuOps(dtype)
         self.groups = kv_groups(spec)
         self.block_size = block_size
-        self.caches = [
-            self.ops.allocate_cache(num_blocks, block_size, spec.num_kv_heads, spec.head_dim, dtype)
-            for _ in range(spec.num_layers)
-        ]
+        caches = {
+            layer: self.ops.allocate_cache(
+                num_blocks, block_size, group.num_kv_heads, group.head_dim, dtype
+            )
+            for group in self.groups
+            for layer in group.layers
+        }
+        self.caches = [caches[layer] for layer in sorted(caches)]
         order = random.Random(seed)
         self.free = [order.sample(range(1, num_blocks), num_blocks - 1) for _ in self.groups]
         self.tables: dict[int, list[list[int]]] = {}  # sequence: a table in each group

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from worker_steps import entries_of, execute, join, masks_of, tokens_of
+from runner_tables import Tables
+from worker_steps import entries_of, join, masks_of, tokens_of
 
 from zlm.config import (
     ComputeOptions,
@@ -21,7 +22,7 @@ from zlm.config import (
     SchedulerOptions,
     resolve,
 )
-from zlm.messages import Execute, Join
+from zlm.messages import Join
 from zlm.models import registry
 from zlm.ops.cpu import CpuOps
 from zlm.ops.gpu import GpuOps
@@ -48,35 +49,6 @@ class Setting:
     attention: str = "triton"
     deterministic: bool = False
     eager: bool = False
-
-
-class Tables:
-    """Keeps block tables as an engine would, and writes the messages of steps."""
-
-    def __init__(self, num_groups: int, block_size: int = 16) -> None:
-        self.num_groups = num_groups
-        self.block_size = block_size
-        self.held: dict[int, int] = {}  # blocks of each slot
-        self.next_block, self.steps = 1, 0
-
-    def message(
-        self,
-        rows: list[tuple[int, int, int, int]],
-        joins: Sequence[Join] = (),
-        copies: Sequence[tuple[int, int, int]] = (),
-    ) -> Execute:
-        """Return a step of *rows* (slot, start, count, sample), with the blocks that they need."""
-        entries = []
-        for joined in joins:
-            self.held[joined.slot] = 0
-        for slot, start, count, _ in rows:
-            while self.held[slot] * self.block_size < start + count:
-                for group in range(self.num_groups):
-                    entries.append((group, slot, self.held[slot], self.next_block))
-                self.held[slot] += 1
-                self.next_block += 1
-        self.steps += 1
-        return execute(self.steps, rows, joins, entries, copies)
 
 
 class Pair(Tables):
@@ -148,10 +120,11 @@ def cpu_runner(
     spec, ops = resolved.spec, CpuOps(torch.float32)
     size = resolved.config.cache.block_size_tokens
     model = registry.build(spec, weights, ops=ops, max_model_len=resolved.max_model_len)
-    caches = [
-        ops.allocate_cache(num_blocks, size, spec.num_kv_heads, spec.head_dim, torch.float32)
-        for _ in range(spec.num_layers)
-    ]
+    caches = {
+        layer: ops.allocate_cache(num_blocks, size, g.num_kv_heads, g.head_dim, torch.float32)
+        for g in resolved.kv_groups
+        for layer in g.layers
+    }
     tables = SlotTables(
         num_slots=max_num_seqs,
         max_model_len=resolved.max_model_len,
@@ -162,7 +135,7 @@ def cpu_runner(
     )
     return ModelRunner(
         model,
-        caches,
+        [caches[layer] for layer in sorted(caches)],
         tables,
         group_layers=[group.layers for group in resolved.kv_groups],
         windows=[group.window_tokens for group in resolved.kv_groups],

@@ -83,10 +83,19 @@ class Answer:
 class Server:
     """One server process under test."""
 
-    def __init__(self, model: Path, log: Path, flags: list[str], port: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        flags: list[str],
+        port: int | None = None,
+        program: list[str] | None = None,
+    ) -> None:
+        """Start ``zlm serve``, or a *program* that takes the same arguments."""
         self.port = port or free_port()
         self.log = log
-        command = [str(Path(sys.executable).with_name("zlm")), "serve", str(model)]
+        program = program or [str(Path(sys.executable).with_name("zlm")), "serve"]
+        command = [*program, str(model)]
         common = ["--port", str(self.port), "--dtype", "float32"]
         with log.open("wb") as out:
             self.process = subprocess.Popen(

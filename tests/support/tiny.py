@@ -9,13 +9,15 @@ tokenizer.json and tokenizer_config.json with a ChatML template, so it can be se
 with ``transformers.AutoModelForCausalLM.from_pretrained(folder)``. All parameters, norms and biases
 too, are random and seeded: a family is only right if it uses every one of them.
 
-Families: llama, mistral (sliding window 24 in all layers), qwen2, qwen3, gemma3 (six layers, every
-third full, window 20, head_dim 32 with hidden 96 and 4 heads, two rope bases) and
+Families: the keys of FAMILIES, among them llama, mistral (sliding window 24 in all layers), gemma3
+(six layers, every third full, window 20, head_dim 32 with hidden 96 and 4 heads, two rope bases),
+qwen3_moe (the middle layer is no mixture), smollm3 (the middle layer turns nothing), and
 gemma3_multimodal (the same text half in a Gemma3ForConditionalGeneration).
 """
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +70,75 @@ GEMMA = {
     "query_pre_attn_scalar": 24,
     "tie_word_embeddings": True,
 }
+GEMMA2 = {
+    **GEMMA,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 4.0,
+}
+GEMMA4 = {
+    "hidden_size": 96,
+    "num_hidden_layers": 6,
+    "head_dim": 24,
+    "global_head_dim": 32,
+    "sliding_window": 20,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 32,  # fewer: bits would depend on company on a CPU
+    "vocab_size_per_layer_input": 320,
+    "final_logit_softcapping": 4.0,
+    "tie_word_embeddings": True,
+}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+GPT_OSS = {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "head_dim": 24,
+    "num_hidden_layers": 4,
+    "sliding_window": 20,
+    "swiglu_limit": 1.5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "truncate": False,
+    },
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "mistral": ("MistralForCausalLM", {"sliding_window": 24}),
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 24}),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5}),
+    "qwen2_moe": ("Qwen2MoeForCausalLM", EXPERTS | {"shared_expert_intermediate_size": 40}),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        EXPERTS | {"head_dim": 24, "mlp_only_layers": [1], "norm_topk_prob": True},
+    ),
+    "gpt_oss": ("GptOssForCausalLM", GPT_OSS),
+    "phi3": ("Phi3ForCausalLM", {"sliding_window": 24}),
+    "olmo2": ("Olmo2ForCausalLM", {}),
+    "olmo3": ("Olmo3ForCausalLM", {"num_hidden_layers": 4, "sliding_window": 20}),
+    "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1]}),
+    "gemma2": ("Gemma2ForCausalLM", GEMMA2),
     "gemma3": ("Gemma3ForCausalLM", GEMMA),
+    "gemma4": ("Gemma4ForCausalLM", GEMMA4),
     "gemma3_multimodal": ("Gemma3ForConditionalGeneration", GEMMA),
+    "gemma4_multimodal": ("Gemma4ForConditionalGeneration", GEMMA4),
+}
+
+
+GGUF_NAMES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
+    "olmo3": "olmo2",
 }
 
 
@@ -122,7 +186,9 @@ def _rope_keys(rope: str, family: str, values: dict[str, Any]) -> dict[str, Any]
     scaling = {"rope_theta": 10000.0, **ROPE[rope]}
     if rope == "longrope":
         head_dim = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
-        places = range(head_dim // 2)
+        if partial := values.get("partial_rotary_factor"):
+            scaling["partial_rotary_factor"] = partial
+        places = range(int(head_dim * (partial or 1.0)) // 2)
         scaling["short_factor"] = [1.0 + 0.02 * i for i in places]
         scaling["long_factor"] = [2.0 + 0.5 * i for i in places]
     if not family.startswith("gemma3"):
@@ -134,7 +200,7 @@ def _rope_keys(rope: str, family: str, values: dict[str, Any]) -> dict[str, Any]
 
 def _nested(family: str, values: dict[str, Any]) -> dict[str, Any]:
     """Put the text half of a multimodal configuration where it belongs, beside a tiny eye."""
-    if family != "gemma3_multimodal":
+    if not family.endswith("_multimodal"):
         return values
     vision = {
         "hidden_size": 16,
@@ -144,6 +210,11 @@ def _nested(family: str, values: dict[str, Any]) -> dict[str, Any]:
         "image_size": 28,
         "patch_size": 14,
     }
+    if family == "gemma4_multimodal":
+        vision |= {"num_key_value_heads": 2, "head_dim": 8}
+        ends = {key: values[key] for key in ("eos_token_id", "tie_word_embeddings")}
+        text = values | {"pad_token_id": 0}
+        return {"text_config": text, "vision_config": vision, "audio_config": None} | ends
     tokens = {"boi_token_index": 3, "eoi_token_index": 4, "image_token_index": 5}
     shared = {key: values[key] for key in ("eos_token_id", "tie_word_embeddings")}
     return {"text_config": values, "vision_config": vision, "mm_tokens_per_image": 4} | (
@@ -156,19 +227,25 @@ def _randomize(model: Any, seed: int) -> None:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    gemma = "Gemma" in type(model).__name__
+    four = "Gemma4" in type(model).__name__
+    gemma = "Gemma" in type(model).__name__ and not four
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if name.endswith("norm.weight") and "vision" not in name:
                 value = 0.2 * noise + (0.0 if gemma else 1.0)
+                if four and name.endswith(("q_norm.weight", "k_norm.weight")):
+                    value *= 0.5  # its scores are not scaled
             elif "embed_tokens" in name or "lm_head" in name:
                 value = 0.3 * noise
-            elif name.endswith("bias"):
+            elif name.endswith(("bias", "sinks")):
                 value = 0.2 * noise
             else:
                 value = noise * parameter.shape[-1] ** -0.5
             parameter.copy_(value)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.copy_(1.0 + 0.3 * torch.randn(buffer.shape, generator=generator))
 
 
 # --------------------------------------------------------------------------------------- tokenizer
@@ -206,29 +283,32 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, **config: Any) -> None:
 # -------------------------------------------------------------------------------------------- GGUF
 
 
-def tiny_gguf(path: Path | str, folder: Path, *, quant: str = "F32") -> Path:
+def tiny_gguf(
+    path: Path | str, folder: Path, *, quant: str = "F32", pooling: str | None = None
+) -> Path:
     """Write the one-file checkpoint in *folder* as a GGUF file, as converters do, and return it.
 
     quant: F32 or Q8_0 (matrices whose rows are whole blocks of 32; the rest stays F32). Of the
-    Llama family the rows of q and k are interleaved, Gemma's norms are stored plus one. A GGUF
-    file has no query_pre_attn_scalar: for gemma3 make the folder with it equal to head_dim (32).
+    Llama family the rows of q and k are interleaved, Gemma's norms are stored plus one, experts of
+    a layer are one tensor. A GGUF file has no query_pre_attn_scalar: for Gemma make the folder with
+    it equal to head_dim (32); and SmolLM3 always has a still layer after three that turn.
     """
     import gguf
     from safetensors.numpy import load_file
 
     config = json.loads((folder / "config.json").read_text())
-    family = {"mistral": "llama", "gemma3_text": "gemma3"}.get(
-        config["model_type"], config["model_type"]
-    )
+    family = GGUF_NAMES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(str(path), family)
     _write_metadata(writer, config, family)
+    if pooling is not None:  # the name of a gguf.PoolingType: it is an embedder
+        writer.add_pooling_type(gguf.PoolingType[pooling])
     if (folder / "tokenizer.json").is_file():
         _write_vocabulary(writer, folder)
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, family.upper()), 99)
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    for name, tensor in _stacked(load_file(folder / "model.safetensors")).items():
         array = _converted(name, tensor.astype(np.float32), config, family)
         kind = gguf.GGMLQuantizationType.F32
-        if quant == "Q8_0" and array.ndim == 2 and array.shape[1] % 32 == 0:
+        if quant == "Q8_0" and array.ndim >= 2 and array.shape[-1] % 32 == 0:
             kind = gguf.GGMLQuantizationType.Q8_0
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         writer.add_tensor(target, gguf.quantize(array, kind), raw_dtype=kind)
@@ -258,14 +338,57 @@ def _write_metadata(writer: Any, config: dict[str, Any], family: str) -> None:
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * full.get("partial_rotary_factor", 1.0)))
     if full["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(full["factor"])
-    if family == "gemma3":
+    if full["rope_type"] == "longrope":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+        original = full["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(original)
+        scale = config["max_position_embeddings"] / original
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
+        for kind in ("long", "short"):
+            factors = np.array(full[f"{kind}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
+    if family in ("gemma2", "gemma3", "olmo2", "phi3") and config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
+    if family in ("gemma3", "olmo2") and "layer_types" in config:
         slides = [kind == "sliding_attention" for kind in config["layer_types"]]
         writer.add_sliding_window_pattern(slides)
+    if config.get("attn_logit_softcapping"):
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    if config.get("final_logit_softcapping"):
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    _write_experts(writer, config)
+
+
+def _write_experts(writer: Any, config: dict[str, Any]) -> None:
+    count = config.get("num_experts") or config.get("num_local_experts")
+    if not count:
+        return
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if "shared_expert_intermediate_size" in config:
+        size = config["shared_expert_intermediate_size"]
+        writer.add_expert_shared_feed_forward_length(size)
+
+
+def _stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Put the experts of a layer together, under the names that the gguf package knows."""
+    found: dict[str, Any] = {}
+    for name in sorted(tensors, key=lambda n: [int(p) if p.isdigit() else p for p in n.split(".")]):
+        common = name.replace("block_sparse_moe", "mlp")
+        for theirs, ours in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+            common = common.replace(f".{theirs}.", f".{ours}.")
+        match = re.fullmatch(r"(.*\.experts)\.\d+\.(.*)", common)
+        if match:
+            found.setdefault(f"{match[1]}.{match[2]}", []).append(tensors[name])
+        else:
+            found[common] = tensors[name]
+    return {n: np.stack(v) if isinstance(v, list) else v for n, v in found.items()}
 
 
 def _write_vocabulary(writer: Any, folder: Path) -> None:
@@ -284,9 +407,11 @@ def _write_vocabulary(writer: Any, folder: Path) -> None:
 
 
 def _converted(name: str, array: np.ndarray, config: dict[str, Any], family: str) -> np.ndarray:
-    if family == "gemma3" and name.endswith("norm.weight"):
+    if family in ("gemma2", "gemma3") and name.endswith("norm.weight"):
         return array + 1.0
-    if family != "llama":
+    if name.endswith("shared_expert_gate.weight"):
+        return array[0]
+    if family not in ("llama", "smollm3"):
         return array
     for part, key in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
         if part in name:

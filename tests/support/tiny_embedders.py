@@ -3,8 +3,8 @@
     folder = tiny_embedder(tmp_path / "m", "gemma3", modules=["mean", "dense", "normalize"])
     vectors = reference(folder, [[5, 6, 7]], "mean")        # by transformers, float64
 
-Families: bert, roberta, xlm-roberta, their ``-classifier`` forms, and the decoders llama, qwen3 and
-gemma3 (which attends in both directions).
+Families are the keys of CLASSES: encoders, forms of them that classify texts or tokens, and
+decoders (of which gemma3 attends in both directions).
 """
 
 import json
@@ -41,6 +41,30 @@ DECODER = {
     "bos_token_id": None,
     "eos_token_id": 2,
 }
+DISTILBERT = {
+    "dim": 48,
+    "hidden_dim": 80,
+    "n_layers": 3,
+    "n_heads": 4,
+    "max_position_embeddings": 130,
+    "vocab_size": 320,
+}
+MODERNBERT = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 130,
+    "local_attention": 16,
+    "vocab_size": 320,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+}
+NOMIC = ENCODER
+MPNET = ENCODER | {"relative_attention_num_buckets": 32}  # transformers computes with no other
 BIDIRECTIONAL = GEMMA | {"use_bidirectional_attention": True}
 CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertModel", ENCODER),
@@ -52,6 +76,19 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3ForCausalLM", DECODER | {"head_dim": 24, "tie_word_embeddings": False}),
     "qwen3-bare": ("Qwen3Model", DECODER | {"head_dim": 24}),
     "gemma3": ("Gemma3TextModel", DECODER | BIDIRECTIONAL),
+    "distilbert": ("DistilBertModel", DISTILBERT),
+    "distilbert-classifier": ("DistilBertForSequenceClassification", DISTILBERT),
+    "mpnet": ("MPNetModel", MPNET),
+    "mpnet-classifier": ("MPNetForSequenceClassification", MPNET),
+    "modernbert": ("ModernBertModel", MODERNBERT),
+    "modernbert-classifier": ("ModernBertForSequenceClassification", MODERNBERT),
+    "nomic": ("NomicBertModel", NOMIC),
+    "nomic-classifier": ("NomicBertForSequenceClassification", NOMIC),
+    "camembert": ("CamembertModel", ENCODER | {"type_vocab_size": 1}),
+    "bert-tokens": ("BertForTokenClassification", ENCODER),
+    "modernbert-tokens": ("ModernBertForTokenClassification", MODERNBERT),
+    "llama-classifier": ("LlamaForSequenceClassification", DECODER),
+    "qwen3-classifier": ("Qwen3ForSequenceClassification", DECODER | {"head_dim": 24}),
 }
 
 
@@ -60,8 +97,8 @@ def tiny_embedder(
 ) -> Path:
     """Write a checkpoint into *folder* and return it.
 
-    modules: of the sentence-transformers pipeline after the transformer: a pooling (mean, cls,
-    lasttoken), dense, normalize; none: no module files. overrides: keys of the configuration.
+    modules: of the sentence-transformers pipeline after the transformer: a pooling (a key of
+    _MODES), dense, normalize; none: no module files. overrides: keys of the configuration.
     """
     folder.mkdir(parents=True)
     name, values = CLASSES[family]
@@ -97,7 +134,8 @@ def _write_pair_tokenizer(folder: Path) -> None:
 
 
 def _write_modules(folder: Path, width: int, names: tuple[str, ...]) -> None:
-    entries: list[Any] = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
+    first = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+    entries: list[Any] = [first]
     for index, name in enumerate(names, 1):
         kind = {"dense": "Dense", "normalize": "Normalize"}.get(name, "Pooling")
         path = f"{index}_{kind}"
@@ -105,14 +143,21 @@ def _write_modules(folder: Path, width: int, names: tuple[str, ...]) -> None:
         kind_name = f"sentence_transformers.models.{kind}"
         entries.append({"idx": index, "name": str(index), "path": path, "type": kind_name})
         if kind == "Pooling":
-            flags = {f"pooling_mode_{mode}": mode.startswith(name) for mode in _MODES}
+            flags = {f"pooling_mode_{mode}": mode == _MODES[name] for mode in _MODES.values()}
             _write(folder / path / "config.json", {"word_embedding_dimension": width, **flags})
         elif kind == "Dense":
             width = _write_dense(folder / path, width)
     _write(folder / "modules.json", entries)
 
 
-_MODES = ("cls_token", "mean_tokens", "max_tokens", "lasttoken")
+_MODES = {  # of a module's name: the flag that sentence-transformers has for it
+    "cls": "cls_token",
+    "mean": "mean_tokens",
+    "lasttoken": "lasttoken",
+    "max": "max_tokens",
+    "sqrt": "mean_sqrt_len_tokens",
+    "weightedmean": "weightedmean_tokens",
+}
 
 
 def _write_dense(folder: Path, width: int) -> int:

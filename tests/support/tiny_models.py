@@ -12,7 +12,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from zlm.config import ModelSpec, RopeSpec
+from zlm.config import ExpertsSpec, Gemma4Spec, ModelSpec, RopeSpec
 from zlm.models.tensors import expected_tensors
 
 LLAMA = ModelSpec(
@@ -43,6 +43,37 @@ GEMMA3 = replace(
     rope=RopeSpec(theta=1e6, scaling="linear", factor=4.0),
     rope_sliding=RopeSpec(theta=1e4),
 )
+GEMMA2 = replace(
+    GEMMA3,
+    architecture="gemma2",
+    qk_norm=False,
+    num_kv_heads=2,
+    attention_softcap=4.0,
+    final_softcap=3.0,
+    rope=RopeSpec(),
+    rope_sliding=None,
+)
+GEMMA4 = replace(
+    LLAMA,
+    architecture="gemma4",
+    num_layers=3,
+    num_kv_heads=1,
+    activation="gelu_tanh",
+    tie_embeddings=True,
+    qk_norm=True,
+    sandwich_norms=True,
+    embedding_scale=32**0.5,
+    attention_scale=0.2,
+    final_softcap=3.0,
+    layer_windows=(6, 0, 0),
+    rope=RopeSpec(theta=1e6, scaling="proportional", partial_factor=0.25),
+    rope_sliding=RopeSpec(),
+    gemma4=Gemma4Spec(
+        full_head_dim=32, full_kv_heads=2, shared_layers=1, wide_shared_mlp=True, per_layer_size=32
+    ),
+)
+OLMO2 = replace(LLAMA, architecture="olmo2", post_norms=True, qk_norm=True, qk_norm_whole=True)
+EXPERTS = ExpertsSpec(count=5, chosen=2, size=24)
 LLAMA3_ROPE = RopeSpec(scaling="llama3", factor=8.0, original_max_position=64)
 YARN_ROPE = RopeSpec(scaling="yarn", factor=4.0, original_max_position=32)
 SPECS = {
@@ -53,7 +84,43 @@ SPECS = {
     "qwen3": QWEN3,
     "gemma3": GEMMA3,
     "gemma3-softcaps": replace(GEMMA3, attention_softcap=4.0, final_softcap=3.0, num_kv_heads=2),
-    "partial-rotary": replace(LLAMA, rope=RopeSpec(partial_factor=0.5)),
+    "gemma2": GEMMA2,
+    "gemma4": GEMMA4,
+    "mixtral": replace(LLAMA, architecture="mixtral", experts=EXPERTS, num_layers=1),
+    "qwen2-moe": replace(
+        LLAMA,
+        architecture="qwen2_moe",
+        qkv_bias=True,
+        experts=replace(
+            EXPERTS,
+            chosen=3,
+            normalize=False,
+            layers=(True, False),
+            shared_size=20,
+            layout="stacked",
+        ),
+    ),
+    "gpt-oss": replace(
+        LLAMA,
+        architecture="gpt_oss",
+        qkv_bias=True,
+        o_bias=True,
+        attention_sinks=True,
+        layer_windows=(6, 0),
+        experts=replace(
+            EXPERTS, layers=(True, False), layout="fused", biases=True, limit=1.0, alpha=1.702
+        ),
+    ),
+    "olmo3": replace(OLMO2, architecture="olmo3", layer_windows=(6, 0), rope_sliding=YARN_ROPE),
+    "smollm3": replace(LLAMA, architecture="smollm3", rope_layers=(True, False)),
+    "phi3": replace(
+        LLAMA,
+        architecture="phi3",
+        fused_products=True,
+        layer_windows=(6, 6),
+        rope=RopeSpec(partial_factor=0.75),
+        head_dim=32,
+    ),
     "rope-llama3": replace(LLAMA, rope=LLAMA3_ROPE),
     "rope-yarn": replace(LLAMA, rope=YARN_ROPE),
 }
@@ -81,4 +148,4 @@ class RandomWeights:
             return 0.2 * noise + (0.0 if spec.norm_plus_one else 1.0)
         if "embed_tokens" in name or "lm_head" in name:
             return 0.3 * noise
-        return 0.2 * noise if name.endswith("bias") else noise * noise.shape[-1] ** -0.5
+        return 0.2 * noise if name.endswith(("bias", "sinks")) else noise * noise.shape[-1] ** -0.5

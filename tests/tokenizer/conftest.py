@@ -205,6 +205,7 @@ class FakeEngine:
         logprobs: LogprobColumns | None = None,
         prompt_logprobs: LogprobColumns | None = None,
         cached: list[tuple[int, int]] | None = None,
+        times: list[tuple[int, float, float]] | None = None,
         errors: list[SequenceError] | None = None,
     ) -> list[Any]:
         """Tell the core one step of rows (sequence, token, finish); return its new answers."""
@@ -215,6 +216,7 @@ class FakeEngine:
                 token_ids=array("i", [row[1] for row in rows]).tobytes(),
                 finish=bytes(row[2] for row in rows),
                 cached=cached or [],
+                times=times or [],
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
                 errors=errors or [],

@@ -221,7 +221,8 @@ def test_flags_that_come_with_the_way_of_cutting() -> None:
     ("metadata", "words"),
     [
         (byte_level_metadata("no-such"), "'no-such'.*--tokenizer"),
-        ({"tokenizer.ggml.model": "t5", "tokenizer.ggml.tokens": []}, "'t5'.*--tokenizer"),
+        ({"tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": []}, "'rwkv'.*--tokenizer"),
+        ({"tokenizer.ggml.model": "t5", "tokenizer.ggml.tokens": []}, "no tokenizer.ggml.scores"),
         ({}, "no vocabulary"),
         (
             {**sentencepiece_metadata(add_bos_token=True), "tokenizer.ggml.bos_token_id": None},

@@ -10,14 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from zlm.tokenizer.output_parser import (
-    NAMED,
-    REASONING_FORMATS,
-    REQUIRED,
-    TOOL_FORMATS,
-    OutputParser,
-    joined,
-)
+from zlm.tokenizer.output_known import NAMED, REASONING_FORMATS, REQUIRED, TOOL_FORMATS
+from zlm.tokenizer.output_parser import OutputParser, joined
 from zlm.tokenizer.output_source import (
     CallArguments,
     CallBegin,
@@ -26,6 +20,7 @@ from zlm.tokenizer.output_source import (
     Event,
     Reasoning,
 )
+from zlm.tokenizer.tools_schemas import Functions
 
 KNOWN = ("f", "get_weather", "g.h")
 FORMATS = {**TOOL_FORMATS, "required": REQUIRED}
@@ -33,7 +28,7 @@ ARGUMENTS = '{"city": "Zürich", "days": [1, -2.5e3, true, null], "o": {"q": "a\
 
 
 def parse(name: str, *chunks: str, **keywords: Any) -> list[Event]:
-    parser = OutputParser(None, FORMATS[name], known=KNOWN, **keywords)
+    parser = OutputParser(None, FORMATS[name], functions=Functions(KNOWN), **keywords)
     events = [event for chunk in chunks for event in parser.push(chunk)]
     return joined([*events, *parser.flush()])
 
@@ -44,6 +39,11 @@ def called(name: str, arguments: str = ARGUMENTS) -> list[Event]:
 
 WEATHER = f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}'
 PYTHON = "[get_weather(city='Zürich', days=[1, -2.5e3, True, None], o={\"q\": 'a\"bé'}), f()]"
+OBJECT = '{"q": "a\\"b\\u00e9"}'
+TAGGED = (
+    "{0}city{1}Zürich{2}</parameter>\n{0}days{1}[1, -2.5e3, true, null]{2}</parameter>\n"
+    "{0}o{1}" + OBJECT.replace("{", "{{").replace("}", "}}") + "{2}</parameter>\n"
+)
 GEMMA = 'city:{0}Zürich{0},days:[1,-2.5e3,true,null],o:{{q:{0}a"bé{0}}}'
 PLAIN_ARGUMENTS = '{"city": "Zürich", "days": [1, -2.5e3, true, null], "o": {"q": "a\\"bé"}}'
 WHOLE = {
@@ -77,11 +77,101 @@ WHOLE = {
     "json": (f"```json\n{WEATHER}\n```\nDone.", [*called("get_weather"), Content("Done.")]),
     "json_list": (f'\n[{WEATHER}, {{"name": "f"}}]', [*called("get_weather"), *called("f", "{}")]),
     "required": (f'[{WEATHER},{{"name": "f"}}]', [*called("get_weather"), *called("f", "{}")]),
+    "qwen3_coder": (
+        "Sure.\n<tool_call>\n<function=get_weather>\n" + TAGGED.format("<parameter=", ">\n", "\n")
+        + "</function>\n</tool_call>\n<tool_call>\n<function=f>\n</function>\n</tool_call>",
+        [Content("Sure."), *called("get_weather"), *called("f", "{}")],
+    ),
+    "qwen3_coder_untagged": (
+        "Sure.\n<function=get_weather>\n" + TAGGED.format("<parameter=", ">", "")
+        + "</function>\n<function=f></function></tool_call> Done.",
+        [Content("Sure."), *called("get_weather"), *called("f", "{}"), Content("Done.")],
+    ),
+    "seed_oss": (
+        "<seed:tool_call>\n<function=get_weather>\n" + TAGGED.format("<parameter=", ">", "")
+        + "</function>\n</seed:tool_call>",
+        called("get_weather"),
+    ),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="get_weather">\n'
+        + TAGGED.format('<parameter name="', '">', "")
+        + '</invoke>\n<invoke name="f">\n</invoke>\n</minimax:tool_call>',
+        [*called("get_weather"), *called("f", "{}")],
+    ),
+    "deepseek_v32": (
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Zürich</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="n" string="true">5</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="m" string="false">5</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        called("get_weather", '{"city": "Zürich", "n": "5", "m": 5}'),
+    ),
+    "glm45": (
+        "Sure.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>[1, -2.5e3, true, null]</arg_value>\n<arg_key>o"
+        f"</arg_key>\n<arg_value>{OBJECT}</arg_value>\n</tool_call>\n<tool_call>f</tool_call>",
+        [Content("Sure."), *called("get_weather"), *called("f", "{}")],
+    ),
+    "deepseek_v3": (
+        "Sure.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+        + ARGUMENTS + "\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"
+        "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [Content("Sure."), *called("get_weather"), *called("f", "{}")],
+    ),
+    "deepseek_v3_one": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>" + ARGUMENTS
+        + "<｜tool▁call▁end｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>",
+        [*called("get_weather"), *called("f", "{}")],
+    ),
+    "kimi_k2": (
+        "Sure.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+        f"<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|><|tool_call_begin|>"
+        "functions.f:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        [
+            Content("Sure."),
+            CallBegin("get_weather", "functions.get_weather:0"), *called("get_weather")[1:],
+            CallBegin("f", "functions.f:1"), *called("f", "{}")[1:],
+        ],
+    ),
+    "harmony": (
+        "<|channel|>commentary<|message|>Sure.<|end|><|start|>assistant<|channel|>commentary "
+        f"to=functions.get_weather <|constrain|>json<|message|>{ARGUMENTS}<|end|><|start|>"
+        "assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
+        [Content("Sure."), *called("get_weather"), *called("f", "{}")],
+    ),
+    "granite": (f"<|tool_call|>[{WEATHER}]", called("get_weather")),
+    "phi4_mini": (f"<|tool_call|>[{WEATHER}]<|/tool_call|>", called("get_weather")),
+    "functools": (f"functools[{WEATHER}]", called("get_weather")),
+    "cohere": (
+        '<|START_ACTION|>[\n{"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
+        + ARGUMENTS + '},\n{"tool_call_id": "1", "tool_name": "f", "parameters": {}}\n]'
+        "<|END_ACTION|>",
+        [*called("get_weather"), *called("f", "{}")],
+    ),
+    "nemotron": (
+        f"Sure.<TOOLCALL>[{WEATHER}]</TOOLCALL>", [Content("Sure."), *called("get_weather")],
+    ),
+    "tool_calls": (
+        f'<tool_calls>\n{WEATHER}\n{{"name": "f"}}\n</tool_calls>',
+        [*called("get_weather"), *called("f", "{}")],
+    ),
+    "internlm": (f"<|action_start|><|plugin|>\n{WEATHER}<|action_end|>", called("get_weather")),
+    "lfm2": (
+        f"<|tool_call_start|>{PYTHON}<|tool_call_end|>Done.",
+        [*called("get_weather", PLAIN_ARGUMENTS), *called("f", "{}"), Content("Done.")],
+    ),
+    "olmo3": (
+        f"Sure. <function_calls>\n{PYTHON[1:-6]}\nf()\n</function_calls>",
+        [Content("Sure."), *called("get_weather", PLAIN_ARGUMENTS), *called("f", "{}")],
+    ),
 }  # fmt: skip
 
 
 def format_of(case: str) -> str:
-    return case.removesuffix("_named").removesuffix("_list")
+    for ending in ("_named", "_list", "_untagged", "_one"):
+        case = case.removesuffix(ending)
+    return case
 
 
 @pytest.mark.parametrize("case", WHOLE)
@@ -117,6 +207,25 @@ def test_a_cut_call_has_no_end_and_nothing_is_lost(case: str) -> None:
                 assert mine == whole
 
 
+@pytest.mark.parametrize("case", WHOLE)
+def test_the_beginning_of_a_call_that_a_limit_cuts_is_no_content(case: str) -> None:
+    """CASE 80: behind what surely opens a call nothing of it is told as content."""
+    openings = FORMATS[format_of(case)].openings
+    if not openings:
+        return
+    text, events = WHOLE[case]
+    start = min(at for opening in openings if (at := text.find(opening)) >= 0)
+    opening = next(o for o in openings if text.startswith(o, start))
+    before = events[0].text if isinstance(events[0], Content) else ""
+    end = text.rindex("Done.") if text.endswith("Done.") else len(text)
+    for length in range(start + len(opening), end):
+        parser = OutputParser(None, FORMATS[format_of(case)], functions=Functions(KNOWN))
+        found = joined([*parser.push(text[:length]), *parser.flush(cut=True)])
+        content = "".join(event.text for event in found if isinstance(event, Content))
+        more = content.removeprefix(before).strip()  # perhaps the start of the next one's opening
+        assert any(o.startswith(more) and o != more for o in openings), text[:length]
+
+
 MALFORMED = {
     "hermes": [
         "<tool_call>", "<tool_call>\nhello</tool_call>", '<tool_call>{"name": 5}</tool_call>',
@@ -138,6 +247,25 @@ MALFORMED = {
         '```json\n{"name": "Bob", "age": 5}\n```\nThat is all.',
     ],
     "required": ["hello", "{}"],
+    "qwen3_coder": [
+        "<tool_call>\nhello</tool_call>", "<function=unknown></function>", "<tool_call><function=>",
+        "<function=f", "<function=f>hello", "<tool_call><function=f><parameter=\n>", "</function>",
+    ],
+    "minimax_m2": ["<minimax:tool_call>x</minimax:tool_call>", '<invoke name="f>', "<invoke"],
+    "glm45": ["<tool_call>", "<tool_call>{}</tool_call>", "<tool_call>f hello", "<tool_call>f<arg"],
+    "deepseek_v3": [
+        "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁begin｜>x",
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>[]",
+        "<｜tool▁call▁begin｜>f", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n5",
+    ],
+    "kimi_k2": [
+        "<|tool_calls_section_begin|>", "<|tool_call_begin|>f", "<|tool_call_begin|>a b:0"
+        "<|tool_call_argument_begin|>{}",
+    ],
+    "cohere": ["<|START_ACTION|>[]<|END_ACTION|>", "<|START_ACTION|>"],
+    "lfm2": ["[1]", "<|tool_call_start|>[unknown()]<|tool_call_end|>", "<|tool_call_start|>f()"],
+    "olmo3": ["f(a=1)", "<function_calls>\nunknown()", "<function_calls>[f()]"],
+    "functools": ["import functools", "functools.wraps(f)", "functools[1]"],
 }  # fmt: skip
 
 
@@ -194,6 +322,17 @@ def test_python_values() -> None:
     }  # fmt: skip
 
 
+def test_quotes_that_nobody_escaped() -> None:
+    """LFM2 writes strings as they are, between single quotes."""
+    text = "[f(a='it's the dogs' toys', b=['x', 'y'], c={'k': 'l'} , d='m' )]"
+    for chunks in ([text], text):
+        _, arguments, _ = parse("lfm2", *chunks)
+        assert isinstance(arguments, CallArguments)
+        assert json.loads(arguments.text) == {
+            "a": "it's the dogs' toys", "b": ["x", "y"], "c": {"k": "l"}, "d": "m",
+        }  # fmt: skip
+
+
 def test_only_so_many_calls_as_are_wanted() -> None:
     text, events = WHOLE["hermes"]
     assert parse("hermes", text, most_calls=1) == events[:4]
@@ -201,7 +340,7 @@ def test_only_so_many_calls_as_are_wanted() -> None:
 
 
 def test_a_named_call_is_the_whole_text() -> None:
-    parser = OutputParser(None, NAMED, known=["f"], most_calls=1)
+    parser = OutputParser(None, NAMED, functions=Functions(["f"]), most_calls=1)
     events = parser.push(' {"a": 1') + parser.push("}") + parser.push(" more")
     assert joined(events) == called("f", '{"a": 1}')
     assert parser.enough and parser.flush() == []
@@ -254,6 +393,16 @@ def test_calls_follow_thoughts_but_stand_not_in_them() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_section_of_calls_ends_thoughts_that_are_not_closed(closed: bool) -> None:
+    for name in ("kimi_k2", "deepseek_v3"):
+        text, events = WHOLE[name]
+        calls = text.removeprefix("Sure.")
+        parser = OutputParser(REASONING_FORMATS["think"], TOOL_FORMATS[name], in_reasoning=True)
+        said = f"Hm. {'</think>' if closed else ''}{calls}"
+        assert joined([*parser.push(said), *parser.flush()]) == [Reasoning("Hm."), *events[1:]]
+
+
 # ------------------------------------------------------------------------------ properties
 
 PIECES = [
@@ -284,7 +433,7 @@ def test_any_chunking_gives_the_same_events(
         parser = OutputParser(
             None if reasoning is None else REASONING_FORMATS[reasoning],
             FORMATS[name],
-            known=KNOWN,
+            functions=Functions(KNOWN),
             most_calls=most_calls,
         )
         events = [event for part in parts for event in parser.push(part)]

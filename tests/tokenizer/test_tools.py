@@ -5,23 +5,14 @@ CASES 80, 81, 82, 84.
 
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from tokenizers import AddedToken, Tokenizer
+from scripted_model import Model
 
-from zlm.config import REASONING_PARSERS, TOOL_CALL_PARSERS, ServerOptions
-from zlm.messages import (
-    FINISH_EOS,
-    FINISH_LENGTH,
-    RUNNING,
-    ChatPrompt,
-    Delta,
-    ToolCallDelta,
-    ToolOptions,
-)
+from zlm.config import REASONING_PARSERS, TOOL_CALL_PARSERS
+from zlm.messages import FINISH_EOS, FINISH_LENGTH, RUNNING, ToolCallDelta
 from zlm.tokenizer.output_formats import (
     REASONING_PARSER_NAMES,
     TOOL_PARSER_NAMES,
@@ -30,7 +21,6 @@ from zlm.tokenizer.output_formats import (
 )
 from zlm.tokenizer.output_parts import joined_calls
 
-USER = [{"role": "user", "content": "Hi"}]
 TURNS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
@@ -42,75 +32,13 @@ QWEN = TURNS + (
 OPENED = TURNS + "<think>\n{% endif %}{# <tool_call> </think> #}"
 MISTRAL = TURNS + "{% endif %}{# [TOOL_CALLS] #}"
 PLAIN = TURNS + "{% endif %}"
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é😀", "b": [1, 2]}}\n</tool_call>'
 ARGUMENTS = '{"a": "é😀", "b": [1, 2]}'
 
 
-class Model:
-    """A core that is told scripted texts as if a model had said them."""
-
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-        self.number = 0
-
-    def ask(
-        self, *, choice: str | None = "auto", parallel: bool = True, kwargs: Any = None, **more: Any
-    ) -> int:
-        """Send a request; return its sequence's id."""
-        self.number += 1
-        options = None if choice is None else ToolOptions(["f"], choice, parallel)
-        chat = ChatPrompt(USER, tools=TOOLS if options else None, template_kwargs=kwargs)
-        (submit,) = self.engine.generate(
-            chat=chat, request_id=self.number, tools=options, split_reasoning=True, **more
-        )
-        return int(submit.seq_id)
-
-    def say(self, text: str, *, finish: int = FINISH_EOS, **fields: Any) -> list[Delta]:
-        seq_id = self.ask(**fields)
-        tokens = self.engine.core.vocabulary.encode(text)
-        if finish == FINISH_EOS:
-            tokens.append(2)
-        deltas: list[Delta] = []
-        for k, token in enumerate(tokens):
-            code = finish if k == len(tokens) - 1 else RUNNING
-            for answer in self.engine.step((seq_id, token, code)):
-                deltas += answer.items
-        return deltas
-
-    def answer(self, text: str, **fields: Any) -> tuple[str, str, list[tuple[Any, str]], Any]:
-        """Return reasoning, content, calls and finish reason, the same in both modes."""
-        streamed = self.say(text, stream=True, **fields)
-        (whole,) = self.say(text, stream=False, **fields)
-        assert all(
-            d.text or d.reasoning or d.tool_calls or d.finish_reason is not None for d in streamed
-        )
-        assert [d.finish_reason is None for d in streamed] == [True] * (len(streamed) - 1) + [False]
-        assert "".join(d.text for d in streamed) == whole.text
-        assert "".join(d.reasoning for d in streamed) == whole.reasoning
-        assert streamed[-1].finish_reason == whole.finish_reason
-        pieces = [call for d in streamed for call in d.tool_calls]
-        for first, piece in enumerate(pieces):
-            opens = all(piece.index != other.index for other in pieces[:first])
-            assert (piece.id is not None) == (piece.name is not None) == opens
-        calls = [(c.name, c.arguments) for c in whole.tool_calls]
-        assert [(c.name, c.arguments) for c in joined_calls(pieces)] == calls
-        assert [c.index for c in whole.tool_calls] == list(range(len(calls)))
-        return whole.reasoning, whole.text, calls, whole.finish_reason
-
-
 @pytest.fixture
 def make_model(make_engine: Callable, save_folder: Callable) -> Callable[..., Model]:
-    def make(template: str, *, specials: tuple[str, ...] = (), **server: Any) -> Model:
-        folder: Path = save_folder(chat_template=template)
-        if specials:
-            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-            tokenizer.add_special_tokens([AddedToken(text, special=True) for text in specials])
-            tokenizer.save(str(folder / "tokenizer.json"))
-        options = ServerOptions(**server)
-        return Model(make_engine(folder=folder, server=options, max_model_len=4096))
-
-    return make
+    return partial(Model.of, make_engine, save_folder)
 
 
 def test_a_call(make_model: Callable) -> None:
@@ -122,12 +50,13 @@ def test_a_call(make_model: Callable) -> None:
 
 
 def test_a_call_cut_by_the_limit_is_length(make_model: Callable) -> None:
-    """CASE 80: length in both modes, wherever the limit falls; never tool_calls."""
+    """CASE 80: length in both modes, wherever the limit falls; never tool_calls, nor markup."""
     model = make_model(QWEN)
     for length in range(1, len(CALL)):
         reasoning, content, calls, reason = model.answer(CALL[:length], finish=FINISH_LENGTH)
         assert reason == "length" and not reasoning
-        assert not calls or (not content and ARGUMENTS.startswith(calls[0][1]))
+        assert not calls or ARGUMENTS.startswith(calls[0][1])
+        assert content == (CALL[:length] if length < len("<tool_call>") else "")
 
 
 def test_a_call_that_is_none_is_content_and_stops(make_model: Callable) -> None:
@@ -153,15 +82,18 @@ def test_one_call_at_most(make_model: Callable) -> None:
 
 
 def test_forced_calls(make_model: Callable) -> None:
-    """CASE 81: required ends as tool_calls, a named function as stop."""
-    model = make_model(QWEN)
+    """CASES 80, 81: required ends as tool_calls, a named function as stop, both cut as length."""
     listed = f'[{{"name": "f", "arguments": {ARGUMENTS}}}]'
-    assert model.answer(listed, choice="required") == ("", "", [("f", ARGUMENTS)], "tool_calls")
-    assert model.answer(ARGUMENTS, choice="named") == ("", "", [("f", ARGUMENTS)], "stop")
-    for choice, text in (("required", listed), ("named", ARGUMENTS)):
-        _, content, calls, reason = model.answer(text[:-6], choice=choice, finish=FINISH_LENGTH)
-        assert (content, reason) == ("", "length")
-        assert ARGUMENTS.startswith(calls[0][1])
+    said = f'<tool_call>\n{{"name": "f", "arguments": {ARGUMENTS}}}'
+    for template, required, named in ((PLAIN, listed, ARGUMENTS), (QWEN, said, said)):
+        model = make_model(template)
+        for choice, text, ends in (("required", required, "tool_calls"), ("named", named, "stop")):
+            assert model.answer(text, choice=choice) == ("", "", [("f", ARGUMENTS)], ends)
+            for length in (len(text) - 6, len(text) - 8, 15):
+                cut = {"choice": choice, "finish": FINISH_LENGTH}
+                _, content, calls, reason = model.answer(text[:length], **cut)
+                assert (content, reason) == ("", "length")
+                assert not calls or ARGUMENTS.startswith(calls[0][1])
 
 
 def test_special_tokens_that_mark_calls_are_seen(make_model: Callable) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from zlm.weights import gguf_dequant
+from zlm.weights import gguf_dequant, gguf_matrix
 from zlm.weights.gguf import GGUFFile
 
 
@@ -49,3 +49,18 @@ def test_real_tensors(fixture: str, request: pytest.FixtureRequest) -> None:
         reference = gguf.dequantize(raw, gguf.GGMLQuantizationType[info.type])
         assert same_bits(out, reference), info
     assert {kind for kind, _ in seen} >= {"F32", "Q8_0"}
+
+
+@pytest.mark.parametrize("name", gguf_matrix.PARTS)
+def test_codes_stand_for_the_same_values(name: str) -> None:
+    """As ``BlockMatrix``: what is computed from codes, scales and offsets, a row of blocks each."""
+    values, block_bytes, _ = gguf_dequant.BLOCKS[name]
+    rng = np.random.default_rng(3)
+    raw = rng.integers(0, 256, (12, block_bytes), dtype=np.uint8)
+    for at in {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,)}.get(name, (0, 2)):
+        raw[:, at : at + 2] = rng.random((12, 1), np.float32).astype(np.float16).view(np.uint8)
+    encoded = torch.from_numpy(raw.reshape(-1))
+    matrix = gguf_matrix.matrix(encoded, name, (3, 4 * values))
+    expected = torch.empty(3, 4 * values)
+    gguf_dequant.dequantize(encoded, name, expected)
+    torch.testing.assert_close(matrix.dequantize(torch.float32), expected, rtol=1e-6, atol=1e-4)

@@ -1,5 +1,6 @@
 """Hugging Face ids, with the real huggingface_hub against a hub on loopback."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from fake_hub import TOKEN, FakeHub
 from huggingface_hub import constants
 
+from zlm.cli import pull
 from zlm.errors import ModelError
 from zlm.weights.hub import TOKEN_VARIABLES
 from zlm.weights.resolve import resolve_model, resolve_tokenizer
@@ -55,6 +57,18 @@ def test_only_what_is_needed_is_fetched(hub: FakeHub, tmp_path: Path) -> None:
     hub.requests.clear()
     assert resolve_model(MODEL) == str(folder)
     assert hub.fetched() == []
+
+
+def test_a_download_is_told_in_words(hub: FakeHub, capfd: pytest.CaptureFixture[str]) -> None:
+    """The first bytes are told at once, by a line and not by bars."""
+    hub.repositories[MODEL] = {**FILES, "model.safetensors": WEIGHTS * 10}
+    told: list[str] = []
+    resolve_model(MODEL, report=told.append)
+    assert len(told) == 1 and told[0].startswith(f"downloading {MODEL}: ")
+    assert "%|" not in capfd.readouterr().err
+    told.clear()
+    resolve_model(MODEL, report=told.append)
+    assert told == [], "everything is there already"
 
 
 def test_modules_of_an_embedding_model_are_fetched(hub: FakeHub) -> None:
@@ -180,3 +194,30 @@ def test_the_environment_of_a_fresh_process(hub: FakeHub, tmp_path: Path) -> Non
     offline = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert offline.stdout == online.stdout
     assert hub.requests == []
+
+
+def test_pull_prints_where_the_model_is(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """``zlm pull``; a model of an architecture that is not known is told at once."""
+    hub.repositories[MODEL]["config.json"] = json.dumps(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 8,
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "max_position_embeddings": 8,
+            "rms_norm_eps": 1e-5,
+            "torch_dtype": "float32",
+            "eos_token_id": 0,
+        }
+    ).encode()
+    assert pull.main([MODEL]) == 0
+    folder = Path(capsys.readouterr().out.strip())
+    assert folder == Path(resolve_model(MODEL)) and (folder / "model.safetensors").is_file()
+    hub.repositories[MODEL]["config.json"] = b'{"architectures": ["OtherForCausalLM"]}'
+    assert pull.main([MODEL, "--download-dir", str(tmp_path / "other")]) == 1
+    assert "architecture OtherForCausalLM is not supported" in capsys.readouterr().err
+    assert pull.main(["owner/none"]) == 1

@@ -20,7 +20,6 @@ from zlm.weights.load import FedFolderWeights, Weights, open_weights
 def read_all(path: Path, spec: ModelSpec | None = None) -> dict[str, torch.Tensor]:
     weights = open_weights(path, spec or load_spec(path))
     tensors = {name: weights.get(name) for name in weights.names()}
-    assert all(weights.shape(name) == tuple(tensors[name].shape) for name in tensors)
     weights.close()
     return tensors
 
@@ -66,10 +65,9 @@ def test_shards_with_a_stale_one_beside_them(llama: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_what_is_fed_to_a_device_is_the_same(tmp_path: Path, dtype: str) -> None:
     folder = tiny_checkpoint(tmp_path, "llama", dtype=dtype, shards=2)
-    fed = FedFolderWeights(folder, torch.device("cpu"))
+    fed = FedFolderWeights(folder, load_spec(folder), torch.device("cpu"))
     expected = read_all(folder)
     assert list(fed.names()) == list(expected)
-    assert all(fed.shape(name) == tuple(tensor.shape) for name, tensor in expected.items())
     assert_same({name: fed.get(name) for name in fed.names()}, expected)
     fed.close()
 

@@ -2,11 +2,13 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
-from zlm.config import ModelSpec
+from zlm.config import ModelOptions, ModelSpec, PoolingSpec
 from zlm.errors import ConfigError
 from zlm.worker import compute_type
 
@@ -96,3 +98,33 @@ def test_free_memory_is_bounded_by_the_cgroup(tmp_path: Path) -> None:
     assert compute_type.free_memory(tmp_path) == 4000 * 1024
     (group / "memory.max").write_text("1000000\n")
     assert compute_type.free_memory(tmp_path) == 999_000
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "dtype", "keeps"),
+    [
+        ({}, {"weights_format": "gguf"}, torch.bfloat16, True),
+        ({}, {"quantization": "awq"}, torch.bfloat16, True),
+        ({}, {}, torch.bfloat16, False),
+        ({}, {"weights_format": "gguf"}, torch.float32, False),
+        ({"dtype": "bfloat16"}, {"weights_format": "gguf"}, torch.bfloat16, False),
+        ({"dtype": "bfloat16", "quantization": "gguf"}, {"weights_format": "gguf"},
+         torch.bfloat16, True),
+        ({"load_format": "dummy"}, {"weights_format": "gguf"}, torch.bfloat16, False),
+        ({}, {"weights_format": "gguf", "pooling": PoolingSpec()}, torch.bfloat16, False),
+    ],
+)  # fmt: skip
+def test_quantized_weights_stay_so_where_that_is_fast(
+    options: dict[str, Any],
+    changes: dict[str, Any],
+    dtype: torch.dtype,
+    keeps: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
+    monkeypatch.setattr(compute_type.cpu_quantized, "is_usable", lambda: True)
+    spec = replace(SPEC, **changes)
+    model = ModelOptions(model="m", **options)
+    assert compute_type.keeps_quantized(model, spec, dtype) == keeps
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    assert not compute_type.keeps_quantized(model, spec, dtype)

@@ -1,7 +1,9 @@
 """The GPU's runner in Triton's interpreter, against the CPU's on the same model and messages."""
 
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import triton_interpreter
@@ -14,7 +16,7 @@ from runner_pairs import Setting  # noqa: E402
 
 from zlm.config import ModelSpec, Resolved  # noqa: E402
 from zlm.ops.gpu import GpuOps  # noqa: E402
-from zlm.worker import gpu_startup, gpu_steps  # noqa: E402
+from zlm.worker import gpu_forecast, gpu_startup, gpu_steps  # noqa: E402
 from zlm.worker.dummy_weights import DummyWeights  # noqa: E402
 from zlm.worker.gpu_startup import Assembled  # noqa: E402
 from zlm.worker.gpu_steps import StepShape  # noqa: E402
@@ -252,9 +254,42 @@ def test_only_decodes_of_the_attention_for_old_cards_are_captured(
     assert graphs.ran == [sizes.decodes(2)] * 2
 
 
+def test_steps_that_the_card_computes_for_long_are_not_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = Pair()
+    graphs = FakeGraphs(pair.gpu.graphs.run)
+    monkeypatch.setattr(pair.gpu, "graphs", graphs)
+    monkeypatch.setattr(pair.gpu, "_captured_tokens", 16)
+    sizes = pair.assembled.sizes
+    large, small = sizes.mixed(4, 1, 65, 5), replace(sizes.mixed(4, 1, 64, 5), prefill_tokens=16)
+    pair.gpu.spare_shapes.extend([large, small])
+    assert not pair.gpu.use_idle_time()
+    assert graphs.captured == [(small, "draw")]
+    pair.step([(4, 0, 23, 1)], [join(4, PROMPT)])
+    assert not graphs.ran
+    pair.step([(4, 23, 1, 1)])
+    assert graphs.ran == [sizes.decodes(1)]
+
+
+def test_small_models_capture_all_steps_and_large_ones_short_prompts() -> None:
+    resolved = runner_pairs.resolved_for(spec(()), Setting(max_num_batched_tokens=8192))
+    sizes = gpu_steps.StepSizes(6)
+    whole = sizes.largest(8192)
+    assert gpu_forecast.largest_captured(resolved, sizes) == whole
+    large = msgspec.structs.replace(
+        resolved.spec, hidden_size=4096, intermediate_size=14336, num_layers=32, vocab_size=128256
+    )
+    shape = gpu_forecast.largest_captured(msgspec.structs.replace(resolved, spec=large), sizes)
+    assert 1024 <= shape.prefill_tokens <= 2048
+    assert (shape.decodes, shape.samples) == (whole.decodes, whole.samples)
+
+
 @pytest.mark.parametrize(("attention", "tokens"), [("triton", 72), ("sdpa", 6)])
 def test_memory_is_planned_for_what_is_captured(attention: str, tokens: int) -> None:
     resolved = runner_pairs.resolved_for(spec(()), Setting(max_num_batched_tokens=64))
     ops = GpuOps(torch.device("cpu"), torch.float32, attention=attention)
-    limits = gpu_startup.capacities(resolved, gpu_steps.StepSizes(6), ops)
+    limits = gpu_forecast.capacities(
+        resolved, gpu_steps.StepSizes(6), prefill_graphs=not ops.needs_lengths
+    )
     assert limits.tokens == 72 and limits.graph_tokens == tokens

@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -117,7 +118,8 @@ def test_steps_are_executed_in_order_until_stop(tmp_path: Path, context: zmq.Con
     sender.send(Profile(3))
     sender.send(Stop())
     beat = lambda pending, n: beats.append((pending, n))  # noqa: E731
-    arguments = (inbox, engine, AheadRunner(), beat, profiled.append)
+    heartbeat = SimpleNamespace(beat=beat, took=lambda seconds: None)
+    arguments = (inbox, engine, AheadRunner(), heartbeat, profiled.append)
     thread = threading.Thread(target=work, args=arguments)
     thread.start()
     thread.join(timeout=PATIENCE_MS / 1000)

@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -103,7 +104,7 @@ def test_the_loop_holds_steps_back_until_the_masks_come(tmp_path: Path) -> None:
     results = Inbox(context, address(tmp_path, "engine"), ToEngine)
     engine, sender = Outbox(context, address(tmp_path, "engine")), Outbox(context, inbox._at)
     thread = threading.Thread(
-        target=work, args=(inbox, engine, harness.runner, lambda *_: None, lambda _: None)
+        target=work, args=(inbox, engine, harness.runner, Mock(), lambda _: None)
     )
     thread.start()
     try:

@@ -55,6 +55,12 @@ def _tools_when_none(value: str) -> str:
     return "with tool_choice none, tools are left out of the prompt"
 
 
+def _ssl_refresh(value: str) -> str:
+    if not values.switch(value):
+        raise ValueError("cannot be off: certificates are read again when their files have changed")
+    return "certificates are always read again when their files have changed"
+
+
 ACCEPTED = (
     Accepted(
         flag="--enable-auto-tool-choice",
@@ -70,6 +76,16 @@ ACCEPTED = (
         flag="--enable-reasoning",
         take=lambda value: "thoughts are always told apart from the content",
         help="always on for models that think",
+    ),
+    Accepted(
+        flag="--enable-sleep-mode",
+        take=lambda value: "an administrator may always put the server to sleep: POST /sleep",
+        help="always on, for administrators",
+    ),
+    Accepted(
+        flag="--enable-ssl-refresh",
+        take=_ssl_refresh,
+        help="always on: certificates are read again when their files have changed",
     ),
     Accepted(
         flag="--swap-space",

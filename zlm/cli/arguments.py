@@ -7,8 +7,11 @@ Defaults are not repeated here: help reads them from ``Config``. Flags that set 
 
 from typing import Any
 
+from zlm.api_keys import without_credentials
 from zlm.cli import values
 from zlm.cli.argument import Argument
+from zlm.cli.arguments_access import ACCESS, SECRET
+from zlm.cli.arguments_logs import LOGS
 from zlm.cli.arguments_requests import REQUESTS
 from zlm.config import (
     CONVERSIONS,
@@ -218,6 +221,14 @@ SCHEDULER = (
         parse=values.integer,
         help="steps that are planned before the first of them has ended",
     ),
+    Argument(
+        flag="--max-waiting-queue-length",
+        field="scheduler.max_waiting_seqs",
+        metavar="N",
+        parse=values.quantity,
+        help="most sequences that wait for room; more are answered with 503",
+        default="no limit",
+    ),
 )
 
 COMPUTE = (
@@ -287,35 +298,12 @@ SERVER = (
         default="off",
     ),
     Argument(
-        flag="--api-key",
-        field="server.api_keys",
-        metavar="KEY",
-        parse=values.text,
-        takes="repeats",
-        help="key that clients must show; may be given several times, and also by --api-key-file "
-        "and in $ZLM_API_KEY, where ps does not show it",
-        default="none is asked for",
-    ),
-    Argument(
-        flag="--open-metrics",
-        field="server.open_metrics",
-        help="serve /metrics without a key",
-    ),
-    Argument(
         flag="--root-path",
         field="server.root_path",
         metavar="PREFIX",
         parse=str,
         help="path under which a reverse proxy serves",
         default="none",
-    ),
-    Argument(
-        flag="--allowed-origins",
-        field="server.allowed_origins",
-        metavar="ORIGIN",
-        parse=values.strings,
-        takes="repeats",
-        help="origins that browsers may call from (CORS); several times, or a JSON list",
     ),
     Argument(
         flag="--api-server-count",
@@ -335,17 +323,32 @@ SERVER = (
         default="1, with a GPU one for 8 CPUs, at most 4",
     ),
     Argument(
-        flag="--enable-log-requests",
-        field="server.log_requests",
-        off=("--disable-log-requests",),
-        help="log a line for each request",
-    ),
-    Argument(
         flag="--shutdown-timeout",
         field="server.shutdown_timeout_seconds",
         metavar="SECONDS",
         parse=values.number,
         help="how long running requests may finish after SIGTERM",
+    ),
+    Argument(
+        flag="--health-timeout",
+        field="server.health_timeout_seconds",
+        metavar="SECONDS",
+        parse=values.number,
+        help="how long a process may make no progress until /health says 503",
+    ),
+    Argument(
+        flag="--hang-timeout",
+        field="server.hang_timeout_seconds",
+        metavar="SECONDS",
+        parse=values.number,
+        help="how long a process may make no progress until it is replaced",
+    ),
+    Argument(
+        flag="--max-restarts",
+        field="server.max_restarts",
+        metavar="N",
+        parse=values.integer,
+        help="restarts of a process within 10 minutes until the server gives up; 0: none",
     ),
 )
 
@@ -355,7 +358,9 @@ GROUPS: dict[str, tuple[Argument, ...]] = {
     "Scheduler": SCHEDULER,
     "Compute": COMPUTE,
     "Server": SERVER,
+    "Keys and TLS": ACCESS,
     "Requests": REQUESTS,
+    "Logs": LOGS,
 }
 ARGUMENTS: tuple[Argument, ...] = tuple(row for group in GROUPS.values() for row in group)
 
@@ -368,6 +373,7 @@ def changed(config: Config) -> list[str]:
 
 
 def _shown(row: Argument, value: Any) -> str:
-    if row.field == "server.api_keys":
+    if row.field in SECRET:
         return "..."
-    return " ".join(map(repr, value)) if isinstance(value, tuple) else str(value)
+    text = " ".join(map(repr, value)) if isinstance(value, tuple) else str(value)
+    return without_credentials(text)

@@ -5,7 +5,7 @@ import textwrap
 from zlm.cli.accepted import ACCEPTED, Accepted
 from zlm.cli.argument import Argument
 from zlm.cli.arguments import GROUPS
-from zlm.cli.parse import CONFIG_FLAG, KEY_FILE_FLAG
+from zlm.cli.parse import CONFIG_FLAG
 from zlm.config import Config, ModelOptions
 
 WIDTH = 100
@@ -27,8 +27,6 @@ def serve_help() -> str:
         lines += ["", f"{title}:"]
         for row in rows:
             lines += _entry(_usage(row), f"{row.help} (default: {default(row)})")
-            if row.flag == "--api-key":
-                lines += _entry(_usage(KEY_FILE_FLAG), KEY_FILE_FLAG.help)
     lines += ["", "Accepted from guides for vLLM:"]
     for accepted in ACCEPTED:
         lines += _entry(_usage(accepted), accepted.help)
@@ -49,6 +47,8 @@ def default(row: Argument) -> str:
     if isinstance(value, tuple):
         return ", ".join(value)
     if isinstance(value, int) and value >= 1024 and row.metavar == "SIZE":
+        if value >= 1024**3:
+            return f"{value // 1024**3} GiB"
         return f"{value // 1024**2} MiB" if value >= 1024**2 else f"{value // 1024} KiB"
     return f"{value:g}" if isinstance(value, float) else str(value)
 

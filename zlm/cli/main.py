@@ -13,6 +13,12 @@ from zlm import __version__
 
 COMMANDS = {
     "serve": "serve a model over HTTP, with OpenAI's API",
+    "chat": "talk with a model in the terminal",
+    "complete": "have a model go on with a text",
+    "run": "answer a file of requests, offline",
+    "pull": "fetch a model from the hub",
+    "plan": "tell whether a model fits a GPU, without one",
+    "doctor": "look at this machine: what is wrong, and what to do",
     "bench": "measure where the time of a step goes",
 }
 USAGE_ERROR = 2

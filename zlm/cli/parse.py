@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zlm.api_keys import api_key
 from zlm.cli.accepted import ACCEPTED, Accepted
 from zlm.cli.argument import Argument
 from zlm.cli.arguments import ARGUMENTS
@@ -19,6 +20,7 @@ from zlm.config import (
     CacheOptions,
     ComputeOptions,
     Config,
+    LogOptions,
     ModelOptions,
     ParallelOptions,
     SchedulerOptions,
@@ -27,6 +29,7 @@ from zlm.config import (
     check,
 )
 from zlm.errors import ConfigError, clip
+from zlm.sampling_params import SamplingLimits
 
 MODEL_FLAG = Argument(
     flag="--model", field="model.model", metavar="MODEL", parse=str, help="the model"
@@ -37,12 +40,11 @@ CONFIG_FLAG = Accepted(
     take=str,
     help="a YAML file of flags without their dashes; the command line wins over it",
 )
-KEY_FILE_FLAG = Accepted(
-    flag="--api-key-file",
-    metavar="FILE",
-    take=str,
-    help="a file with an API key a line; # starts a comment",
-)
+SECRET_FLAGS = ("--api-key", "--admin-api-key")
+KEY_VARIABLES = {  # of the environment → field of Config
+    "ZLM_API_KEY": "server.api_keys",
+    "ZLM_ADMIN_API_KEY": "server.admin_api_keys",
+}
 
 Row = Argument | Accepted
 
@@ -53,13 +55,13 @@ class Given:
 
     values: dict[str, Any] = field(default_factory=dict)  # by field of Config
     notes: dict[str, str] = field(default_factory=dict)  # by flag: a line for the log
-    files: dict[str, str] = field(default_factory=dict)  # --config and --api-key-file
+    file: str = ""  # --config
 
 
 def _spellings() -> dict[str, tuple[Row, bool]]:
     """Return every spelling of every flag, with its row and whether it switches on."""
     table: dict[str, tuple[Row, bool]] = {}
-    rows: tuple[Row, ...] = (*ARGUMENTS, *ACCEPTED, MODEL_FLAG, CONFIG_FLAG, KEY_FILE_FLAG)
+    rows: tuple[Row, ...] = (*ARGUMENTS, *ACCEPTED, MODEL_FLAG, CONFIG_FLAG)
     for row in rows:
         for name in (row.flag, *row.spellings):
             table[name] = (row, True)
@@ -81,17 +83,15 @@ def parse(
     Raises ConfigError.
     """
     given = _read_words(words)
-    if CONFIG_FLAG.flag in given.files:
-        base = _read_file(given.files[CONFIG_FLAG.flag])
-        given = Given(
-            base.values | given.values, base.notes | given.notes, base.files | given.files
-        )
-    keys = list(given.values.pop("server.api_keys", ()))
-    if KEY_FILE_FLAG.flag in given.files:
-        keys += _read_keys(given.files[KEY_FILE_FLAG.flag])
-    if environment.get("ZLM_API_KEY"):
-        keys.append(environment["ZLM_API_KEY"])
-    given.values["server.api_keys"] = tuple(dict.fromkeys(keys))
+    if given.file:
+        base = _read_file(given.file)
+        given = Given(base.values | given.values, base.notes | given.notes)
+    for name, path in KEY_VARIABLES.items():
+        keys = given.values.get(path, ())
+        if environment.get(name):
+            admin = path == "server.admin_api_keys"
+            keys = (*keys, api_key(environment[name], admin=admin, flag=f"${name}"))
+        given.values[path] = tuple({key.sha256: key for key in keys}.values())
     config = _build(given.values)
     check(config)
     notes = [f"{flag}: {note}" for flag, note in given.notes.items()]
@@ -177,8 +177,8 @@ def _set(given: Given, row: Row, flag: str, words: list[str], is_on: bool) -> No
     takes = row.takes if isinstance(row, Argument) else "one"
     if takes == "one" and len(words) > 1:
         raise ConfigError(f"{flag} takes one value, got {len(words)}")
-    if row in (CONFIG_FLAG, KEY_FILE_FLAG):
-        given.files[row.flag] = words[-1]
+    if row is CONFIG_FLAG:
+        given.file = words[-1]
     elif isinstance(row, Accepted):
         said = words[-1] if is_on else "false"
         given.notes[row.flag] = _read(flag, said, row.take)
@@ -203,7 +203,7 @@ def _read(flag: str, word: str, parse: Callable[[str], Any]) -> Any:
     try:
         return parse(word)
     except ValueError as error:
-        shown = "" if flag == "--api-key" else f", got {clip(word)!r}"
+        shown = "" if flag in SECRET_FLAGS else f", got {clip(word)!r}"
         raise ConfigError(f"{flag} {error}{shown}") from None
 
 
@@ -244,17 +244,6 @@ def _yaml_words(flag: str, value: Any) -> list[str]:
     raise ConfigError(f"{flag} must be a string, a number, true, false or a list")
 
 
-def _read_keys(path: str) -> list[str]:
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{KEY_FILE_FLAG.flag} {path}: {error}") from error
-    keys = [key for line in lines if (key := line.partition("#")[0].strip())]
-    if not keys:
-        raise ConfigError(f"{KEY_FILE_FLAG.flag} {path}: there is no key in it")
-    return keys
-
-
 def _build(values: Mapping[str, Any]) -> Config:
     """Return the Config whose fields *values* names by dotted path."""
     parts: dict[str, dict[str, Any]] = {}
@@ -263,7 +252,8 @@ def _build(values: Mapping[str, Any]) -> Config:
         parts.setdefault(struct, {})[name] = value
     if "model" not in parts.get("model", {}):
         raise ConfigError("no model is given: zlm serve MODEL, with MODEL before all flags")
-    limits = ServerLimits(**parts.get("server.limits", {}))
+    sampling = SamplingLimits(**parts.get("server.limits.sampling", {}))
+    limits = ServerLimits(sampling=sampling, **parts.get("server.limits", {}))
     return Config(
         model=ModelOptions(**parts["model"]),
         cache=CacheOptions(**parts.get("cache", {})),
@@ -271,4 +261,5 @@ def _build(values: Mapping[str, Any]) -> Config:
         parallel=ParallelOptions(**parts.get("parallel", {})),
         compute=ComputeOptions(**parts.get("compute", {})),
         server=ServerOptions(limits=limits, **parts.get("server", {})),
+        log=LogOptions(**parts.get("log", {})),
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from zlm import __version__
 from zlm.cli.arguments import changed
 from zlm.cli.help import serve_help
+from zlm.cli.hidden_arguments import hide_keys
 from zlm.cli.parse import parse
 from zlm.errors import ConfigError
 from zlm.process.logs import escape, start_logging
@@ -25,6 +26,7 @@ def main(words: Sequence[str]) -> int:
     if "-h" in before_end_of_flags or "--help" in before_end_of_flags:
         print(serve_help())
         return 0
+    num_hidden = hide_keys()
     try:
         config, notes = parse(words)
     except ConfigError as error:
@@ -33,10 +35,15 @@ def main(words: Sequence[str]) -> int:
         return USAGE_ERROR
     from zlm.supervisor.main import serve  # its imports would slow --help down
 
-    start_logging("supervisor")
+    start_logging("supervisor", config.log.format)
     logger.info("zlm %s, model %s", __version__, config.model.model)
     if flags := changed(config):
         logger.info("flags: %s", ", ".join(flags))
+    if num_hidden:
+        logger.warning(
+            "a key on the command line could be seen until now: better give it in a file, with "
+            "--api-key-file, or in the environment, as ZLM_API_KEY or ZLM_ADMIN_API_KEY"
+        )
     for note in notes:
         logger.warning("%s", note)
     return serve(config)

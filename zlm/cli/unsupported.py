@@ -23,10 +23,6 @@ LATER = {
         "typical-acceptance-sampler-posterior-threshold disable-logprobs-during-spec-decoding"
     ),
     "embedding models come with a later version": "pooler-config override-pooler-config",
-    "TLS comes with a later version: let a reverse proxy such as nginx or Caddy end it": (
-        "ssl-keyfile ssl-certfile ssl-ca-certs enable-ssl-refresh ssl-cert-reqs ssl-ciphers"
-    ),
-    "sleeping comes with a later version": "enable-sleep-mode",
 }
 
 INSTEAD = {
@@ -96,22 +92,21 @@ INSTEAD = {
         "model-loader-extra-config safetensors-load-strategy ignore-patterns use-tqdm-on-load "
         "pt-load-map-location allow-deprecated-quantization model-weights"
     ),
-    "at most 20, as OpenAI has it": "max-logprobs",
     "log-probabilities are always of the raw distribution": "logprobs-mode",
     "prompts are text or token ids": "enable-prompt-embeds",
     "the scheduler has one token budget a step: --max-num-batched-tokens": (
         "max-num-partial-prefills max-long-partial-prefills long-prefill-token-threshold "
-        "scheduler-delay-factor scheduler-cls stream-interval max-waiting-queue-length "
+        "scheduler-delay-factor scheduler-cls stream-interval "
         "scheduler-reserve-full-isl"
     ),
     "set the log's level in the environment: ZLM_LOG=debug, info, warning or error": (
-        "uvicorn-log-level disable-log-stats log-config-file max-log-len "
+        "uvicorn-log-level log-config-file max-log-len "
         "disable-uvicorn-access-log disable-access-log-for-endpoints log-error-stack "
         "aggregate-engine-logging enable-log-outputs enable-log-deltas "
         "enable-logging-iteration-details"
     ),
     "metrics are at /metrics, with vLLM's names": (
-        "show-hidden-metrics-for-version otlp-traces-endpoint collect-detailed-traces "
+        "show-hidden-metrics-for-version collect-detailed-traces "
         "kv-cache-metrics kv-cache-metrics-sample enable-mfu-metrics enable-server-load-tracking "
         "profiler-config"
     ),

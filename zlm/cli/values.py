@@ -21,6 +21,20 @@ def text(value: str) -> str:
     return value
 
 
+def path(value: str) -> str:
+    """Return *value* as an absolute path, which is the same for every process."""
+    return str(Path(text(value)).absolute())
+
+
+def file(value: str) -> str:
+    """Return the absolute path of a file that can be read."""
+    try:
+        with Path(text(value)).open("rb"):
+            return path(value)
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from None
+
+
 def names(value: str) -> list[str]:
     """Return the names in *value*: one quoted list is as good as several words."""
     return text(value.strip()).split()

@@ -115,6 +115,13 @@ class BlockPool:
             del self._cached[block]
             self._free.append(block)
 
+    def forget_all(self) -> int:
+        """Make every key find nothing; return how many blocks could be found before."""
+        count = len(self._by_key)
+        for key in list(self._by_key):
+            self.forget(key)
+        return count
+
     def is_idle(self, block: int) -> bool:
         """Whether nobody refers to *block* (sharing it then takes it from the free count)."""
         return self._references[block] == 0

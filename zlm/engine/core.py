@@ -17,11 +17,12 @@ from zlm.engine.news import refused
 from zlm.engine.no_kv import NoKV
 from zlm.engine.prefix_cache import BlockHasher
 from zlm.engine.scheduler import Scheduler
-from zlm.errors import ConfigError, ZlmError
+from zlm.engine.stats import Statistics
+from zlm.errors import ConfigError, Overloaded, ZlmError
 from zlm.messages import (
+    OWNER_SHIFT,
     Abort,
     EngineReady,
-    EngineStats,
     Execute,
     Masks,
     StepOutput,
@@ -30,6 +31,8 @@ from zlm.messages import (
     TokenBytes,
     WorkerReady,
 )
+from zlm.metrics import EngineStats
+from zlm.process.counts import CountPage
 
 Outputs = list[tuple[int, StepOutput]]  # (index of the tokenizer, its message)
 
@@ -44,12 +47,13 @@ class EngineCore:
         *,
         hasher: BlockHasher | None = None,
         verify: bool = False,
+        page: CountPage | None = None,
     ) -> None:
         """Build pools of ``num_blocks[g]`` blocks (null block included) for each KV group.
 
         *hasher* is for tests that want a fixed hash key. With *verify* the token ids of every
-        prefix hit are compared with those that were cached. Raises ConfigError if not even one
-        block can be had.
+        prefix hit are compared with those that were cached. What is counted is kept in *page*.
+        Raises ConfigError if not even one block can be had.
         """
         config = resolved.config
         spec = resolved.spec
@@ -66,6 +70,7 @@ class EngineCore:
             prefix_caching=config.cache.enable_prefix_caching
             and not spec.bidirectional
             and (pooling is None or pooling.kind == "last"),
+            verify=verify,
         )
         block_size, slots = config.cache.block_size_tokens, limits.max_num_seqs
         windows = [group.window_tokens for group in resolved.kv_groups]
@@ -78,9 +83,11 @@ class EngineCore:
                 f"the KV cache has no room ({list(num_blocks)} blocks): give it more with "
                 "--kv-cache-memory-bytes or --gpu-memory-utilization"
             )
-        self.scheduler = Scheduler(limits, kv, hasher or BlockHasher(), verify=verify)
+        statistics = Statistics(limits.max_model_len, page)
+        self.scheduler = Scheduler(limits, kv, hasher or BlockHasher(), statistics)
         self._grammars = GrammarQueue(resolved.spec.vocab_size)
         self._run_ahead = config.scheduler.run_ahead_steps
+        self._max_waiting = config.scheduler.max_waiting_seqs
 
     # ------------------------------------------------------------------ messages in
 
@@ -89,10 +96,29 @@ class EngineCore:
 
         One with a grammar waits until that is compiled, see ``take_compiled``.
         """
+        overload = self._overload(message.n)
+        if overload is not None:
+            self.scheduler.statistics.refused(message.n)
+            return refused(message, overload).outputs()
         if message.grammar is not None:
             self._grammars.put(message)
             return []
         return self.scheduler.submit(message).outputs()
+
+    def _overload(self, count: int) -> ZlmError | None:
+        """Return why *count* more sequences may not wait, or None.
+
+        Those that free slots have room for do not count as waiting.
+        """
+        most = self._max_waiting
+        if most is None:
+            return None
+        scheduler = self.scheduler
+        waiting = scheduler.num_waiting + len(self._grammars) + count
+        if waiting <= most + scheduler.limits.max_num_seqs - scheduler.num_running:
+            return None
+        message = f"the queue is full: {most} sequences may wait, which is the limit; try again"
+        return Overloaded(message, code="queue_full")
 
     def learn(self, message: TokenBytes) -> None:
         """Take in the vocabulary that grammars are compiled for."""
@@ -121,6 +147,18 @@ class EngineCore:
         if self._grammars:
             message = Abort(self._grammars.abort(message.seq_ids))
         return self.scheduler.abort(message, now).outputs()
+
+    def abandon(self, owner: int, now: float) -> None:
+        """End all sequences of tokenizer number *owner*, which is dead: there are no outputs."""
+        unfinished = self._grammars.waiting() + self.scheduler.unfinished()
+        self.abort(Abort([each for each in unfinished if each >> OWNER_SHIFT == owner]), now)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached prefix; return how many blocks were found by one.
+
+        Running sequences keep their blocks, which nobody else will find.
+        """
+        return self.scheduler.kv.forget_all()
 
     def apply(self, message: StepResult, now: float) -> Outputs:
         """Take in the result of the oldest step in flight; the outputs are its news."""
@@ -155,16 +193,27 @@ class EngineCore:
             dtype=dtype,
         )
 
-    def stats(self) -> EngineStats:
-        """Return counters and gauges as they are now."""
+    def count_in(self, page: CountPage) -> None:
+        """Count in *page* from now on; what was counted before is forgotten."""
+        self.scheduler.statistics.count_in(page)
+        self.show_gauges()
+
+    def show_gauges(self) -> None:
+        """Put the gauges of the moment beside what is counted."""
         scheduler = self.scheduler
-        return scheduler.statistics.message(
+        scheduler.statistics.show(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting + len(self._grammars),
             kv_usage=scheduler.kv.usage(),
-            num_blocks=[pool.num_usable for pool in scheduler.kv.pools],
-            block_size=scheduler.kv.block_size,
+            num_blocks=max((pool.num_usable for pool in scheduler.kv.pools), default=0),
+            block_size_tokens=scheduler.kv.block_size,
+            steps_in_flight=scheduler.num_in_flight,
         )
+
+    def stats(self) -> EngineStats:
+        """Return counters and gauges as they are now."""
+        self.show_gauges()
+        return self.scheduler.statistics.value()
 
     # ------------------------------------------------------------------ idleness
 

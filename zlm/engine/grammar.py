@@ -60,6 +60,8 @@ class GrammarCompiler:
         no text, or only the empty one, fits.
         """
         source = self._source(grammar)
+        if grammar.frame:
+            source = _framed(source, grammar.frame)
         matcher = self._library.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise BadRequest(f"{_TITLES[grammar.kind]} does not compile: {_words(matcher)}")
@@ -105,6 +107,13 @@ class GrammarCompiler:
         except Exception as error:  # whatever the converter stumbles over
             message = f"the grammar is not EBNF: {clip(str(error))}"
             raise BadRequest(message) from None
+
+
+def _framed(source: str, frame: str) -> str:
+    """Return *frame* with the grammar *source* as its ``@answer``."""
+    inner = json.loads(source)["grammars"] if source.startswith("{") else [{"lark_grammar": source}]
+    answer = {**inner[0], "name": "answer"}
+    return json.dumps({"grammars": [{"lark_grammar": frame}, answer, *inner[1:]]})
 
 
 _JSON_OPTIONS: Any = {"whitespace_pattern": WHITE_SPACE}

@@ -80,6 +80,11 @@ class GrammarQueue:
                 waiting.aborted.append(seq_id)
         return others
 
+    def waiting(self) -> list[int]:
+        """Return the sequences that wait."""
+        submits = [each.submit for each in self._waiting]
+        return [submit.seq_id + sample for submit in submits for sample in range(submit.n)]
+
     def take(self) -> list[Compiled]:
         """Return the prompts whose grammar is done, in the order they came."""
         done = [each for each in self._waiting if each.future.done()]

@@ -301,6 +301,10 @@ class KVGroups:
             for key in keys:
                 pool.forget(key)
 
+    def forget_all(self) -> int:
+        """Make every prefix unknown in every group; return the blocks that could be found."""
+        return sum(pool.forget_all() for pool in self.pools)
+
     # ------------------------------------------------------------------ invariants
 
     def check(self) -> None:

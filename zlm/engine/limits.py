@@ -18,6 +18,7 @@ class SchedulerLimits:
     chunked_prefill: bool = True
     by_priority: bool = False  # order by Submit.priority before arrival
     prefix_caching: bool = True
+    verify: bool = False  # compare every prefix hit, token by token, with what was cached
 
 
 def refusal(submit: Submit, max_model_len: int, max_sequence_tokens: int) -> ZlmError | None:

@@ -60,10 +60,22 @@ def chosen_vectors(columns: PooledColumns, to: npt.NDArray[Any]) -> PooledColumn
     chosen = rows >= 0
     if not chosen.any():
         return None
-    values = np.frombuffer(columns.values, np.float32).reshape(-1, columns.width)
-    return PooledColumns(
-        rows[chosen].astype(np.int32).tobytes(), columns.width, values[chosen].tobytes()
-    )
+    numbers, values = rows[chosen].astype(np.int32), np.frombuffer(columns.values, np.float32)
+    if not columns.sizes:
+        values = values.reshape(-1, columns.width)[chosen]
+        return PooledColumns(numbers.tobytes(), columns.width, values.tobytes())
+    sizes = np.frombuffer(columns.sizes, np.int32)
+    values = values[np.repeat(chosen, sizes)]
+    kept = sizes[chosen].tobytes()
+    return PooledColumns(numbers.tobytes(), columns.width, values.tobytes(), kept)
+
+
+def vectors_of(columns: PooledColumns) -> list[npt.NDArray[np.float32]]:
+    """Return the elements of each row of *columns*, float32 [its size]."""
+    values = np.frombuffer(columns.values, np.float32)
+    if not columns.sizes:
+        return list(values.reshape(-1, columns.width))
+    return np.split(values, np.cumsum(np.frombuffer(columns.sizes, np.int32))[:-1])
 
 
 class News:
@@ -72,6 +84,7 @@ class News:
     def __init__(self) -> None:
         self.num_rows = 0
         self.cached: list[tuple[int, int]] = []  # (row, prompt tokens found in the cache)
+        self.times: list[tuple[int, float, float]] = []  # (row, when it got room, first token)
         self.errors: list[SequenceError] = []
         self.logprobs: LogprobColumns | None = None  # of these rows
         self.prompt_logprobs: LogprobColumns | None = None
@@ -99,7 +112,14 @@ class News:
     def add_error(self, seq_id: int, error: ZlmError) -> None:
         """Say that *seq_id* ended in *error*."""
         self.errors.append(
-            SequenceError(seq_id, error.status, error.type, error.message, error.code)
+            SequenceError(
+                seq_id,
+                error.status,
+                error.type,
+                error.message,
+                error.code,
+                error.retry_after_seconds,
+            )
         )
 
     def outputs(self) -> list[tuple[int, StepOutput]]:
@@ -125,6 +145,7 @@ class News:
                 prompt_logprobs=self.prompt_logprobs,
                 errors=self.errors,
                 pooled=self.pooled,
+                times=self.times,
             )
             return [(present.pop(), output)]
         split = []
@@ -141,6 +162,11 @@ class News:
                 prompt_logprobs=self.prompt_logprobs and renumber(self.prompt_logprobs, number),
                 errors=[e for e in self.errors if e.seq_id >> OWNER_SHIFT == owner],
                 pooled=self.pooled and chosen_vectors(self.pooled, number),
+                times=[
+                    (int(number[row]), start, at)
+                    for row, start, at in self.times
+                    if number[row] >= 0
+                ],
             )
             split.append((owner, output))
         return split

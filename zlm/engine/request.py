@@ -57,6 +57,7 @@ class Sequence:
         "num_published",
         "order",
         "parent",
+        "pool_tokens",
         "prompt_logprobs_sent",
         "prompt_step",
         "root",
@@ -86,6 +87,7 @@ class Sequence:
         self.root = root
         self.grammar: GrammarMatcher | None = None  # told every token, whatever state it is in
         self.second_segment = submit.second_segment
+        self.pool_tokens = submit.pool_tokens
         # From submission to the end.
         self.state = State.WAITING
         self.tokens: npt.NDArray[np.int32] = tokens  # all known ones, while it has no slot
@@ -109,9 +111,13 @@ class Sequence:
     def join(self, slot: int, sampling: SamplingSpec) -> Join:
         """Return the message of its taking *slot*, to be sampled as *sampling* says."""
         tokens = self.tokens.tobytes()
-        return Join(slot, tokens, self.num_prompt, sampling, self.second_segment)
+        return Join(slot, tokens, self.num_prompt, sampling, self.second_segment, self.pool_tokens)
 
     @property
     def reads_cache(self) -> bool:
-        """Whether cached blocks may stand in for computing: not while prompt logprobs are due."""
-        return self.sampling.prompt_logprobs < 0 or self.prompt_logprobs_sent >= self.num_prompt
+        """Whether cached blocks may stand in for computing.
+
+        Not while prompt logprobs are due, nor where something of every token is wanted.
+        """
+        told = self.sampling.prompt_logprobs < 0 or self.prompt_logprobs_sent >= self.num_prompt
+        return told and not self.pool_tokens

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zlm.engine.grammar import GrammarState
-from zlm.engine.news import NO_TOKEN, Int32s, News, chosen_vectors, renumber
+from zlm.engine.news import NO_TOKEN, Int32s, News, chosen_vectors, renumber, vectors_of
 from zlm.engine.plan import Indices, Plan
 from zlm.engine.request import Sequence, State
 from zlm.engine.slots import SlotTable
@@ -235,8 +235,10 @@ class ResultReader:
             elif number in described:
                 place = news.add_row(sequence.seq_id, NO_TOKEN, RUNNING)
             to[number] = place
-            if place >= 0 and row.end == sequence.num_prompt and sequence.num_cached:
-                news.cached.append((place, sequence.num_cached))
+            if place >= 0 and row.end == sequence.num_prompt:
+                news.times.append((place, sequence.started_at, now))
+                if sequence.num_cached:
+                    news.cached.append((place, sequence.num_cached))
         if columns is not None and described:
             keep = np.zeros(len(columns.rows) // 4, np.bool_)
             keep[np.concatenate(list(described.values()))] = True
@@ -245,8 +247,7 @@ class ResultReader:
     def _read_pooled(self, plan: Plan, columns: PooledColumns, news: News, now: float) -> None:
         """End the sequences that are pooled, and tell their vectors."""
         to = np.full(len(plan.slots), -1, np.int64)  # the row of the news of each row of the step
-        vectors = np.frombuffer(columns.values, np.float32).reshape(-1, columns.width)
-        finite = [bool(np.isfinite(vector).all()) for vector in vectors]
+        finite = [bool(np.isfinite(vectors).all()) for vectors in vectors_of(columns)]
         for place, number in enumerate(np.frombuffer(columns.rows, np.int32).tolist()):
             row = plan.prefills[number - plan.num_decodes]
             sequence = row.sequence
@@ -258,6 +259,7 @@ class ResultReader:
             self._statistics.first_token(sequence, now)
             self._finish(sequence, FINISH_EOS, now)
             to[number] = news.add_row(sequence.seq_id, NO_TOKEN, FINISH_EOS)
+            news.times.append((int(to[number]), sequence.started_at, now))
             if sequence.num_cached:
                 news.cached.append((int(to[number]), sequence.num_cached))
         news.pooled = chosen_vectors(columns, to)

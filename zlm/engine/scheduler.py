@@ -56,6 +56,7 @@ a slot's columns agree with its block table; a slot is free or held by exactly o
 """
 
 from collections import deque
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -77,7 +78,7 @@ from zlm.engine.plan import (
     take_masks,
 )
 from zlm.engine.prefix_cache import BlockHasher
-from zlm.engine.request import SEED_MODULUS, Order, Sequence, State
+from zlm.engine.request import SEED_MODULUS, Sequence, State
 from zlm.engine.results import ResultReader
 from zlm.engine.sequence_keys import SequenceKeys
 from zlm.engine.slots import SlotTable
@@ -85,31 +86,29 @@ from zlm.engine.stats import ERROR, Statistics
 from zlm.engine.waiting import WaitingQueue
 from zlm.messages import FINISH_ABORT, Abort, Execute, Join, Masks, StepResult, Submit
 
+_order = attrgetter("order")
+
 
 class Scheduler:
     """Plans steps and takes in their results."""
 
     def __init__(
-        self, limits: SchedulerLimits, kv: KVGroups, hasher: BlockHasher, *, verify: bool = False
+        self, limits: SchedulerLimits, kv: KVGroups, hasher: BlockHasher, statistics: Statistics
     ) -> None:
-        """Schedule over the empty *kv*, whose number of slots is that of *limits*.
-
-        With *verify* every prefix hit is compared, token by token, with what was cached.
-        """
+        """Schedule over the empty *kv*, whose number of slots is that of *limits*."""
         self.limits = limits
         self.kv = kv
         self.max_sequence_tokens = kv.longest_sequence(
             limits.max_model_len, chunked=limits.chunked_prefill
         )
-        self.statistics = Statistics(limits.max_model_len)
+        self.statistics = statistics
         self._slots = SlotTable(limits.max_num_seqs, self.max_sequence_tokens)
         self._keys = SequenceKeys(
-            kv, self._slots, hasher, enabled=limits.prefix_caching, verify=verify
+            kv, self._slots, hasher, enabled=limits.prefix_caching, verify=limits.verify
         )
         self._reader = ResultReader(
             self._slots, self.statistics, limits.eos_ids, limits.vocab_size, self._finish
         )
-        # Sequences.
         self._by_id: dict[int, Sequence] = {}  # all that are not finished
         self._waiting = WaitingQueue()
         self._prefilling: dict[int, Sequence] = {}  # by slot: those with known tokens to compute
@@ -145,6 +144,10 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any sequence is unfinished or any step in flight."""
         return bool(self._by_id or self._in_flight)
+
+    def unfinished(self) -> list[int]:
+        """Return the ids of all sequences that are not over."""
+        return list(self._by_id)
 
     # ------------------------------------------------------------------ commands
 
@@ -183,6 +186,8 @@ class Scheduler:
         for row in plan.prefills:
             if row.sequence.held and row.end >= row.sequence.num_prompt:
                 self._release_held(row.sequence)
+        stalled = bool(self._by_id) and not self._in_flight
+        self.statistics.computed(result.seconds, stalled=stalled)
         return news
 
     def plan(self, now: float) -> Execute | None:
@@ -491,9 +496,5 @@ class Scheduler:
 
     def check_idle(self) -> None:
         """Raise InvariantError unless nothing is held now that no sequence is left."""
-        slots, prefilling = self.limits.max_num_seqs, self._prefilling.values()
-        invariants.check_idle(self.kv, self._slots, prefilling, slots)
-
-
-def _order(sequence: Sequence) -> Order:
-    return sequence.order
+        prefilling = self._prefilling.values()
+        invariants.check_idle(self.kv, self._slots, prefilling, self.limits.max_num_seqs)

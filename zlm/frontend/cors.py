@@ -5,7 +5,10 @@ Every answer carries them, errors too: a browser hides an answer without them fr
 
 from zlm.frontend.request import Request
 
-_EXPOSED = b"access-control-expose-headers: x-request-id, retry-after\r\n"
+_EXPOSED = (
+    b"access-control-expose-headers: x-request-id, retry-after, x-ratelimit-limit-requests, "
+    b"x-ratelimit-remaining-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens\r\n"
+)
 _PREFLIGHT = (
     b"access-control-allow-methods: GET, HEAD, POST, OPTIONS\r\naccess-control-max-age: 600\r\n"
 )

@@ -67,7 +67,9 @@ class Endpoints:
             "/ping": self.health,
             "/version": self.version,
         }
-        pooling = PoolingEndpoints(self._serving, self._open.new_id, self._pool)
+        pooling = PoolingEndpoints(
+            self._serving, self._open.new_id, self._pool, self._check_template
+        )
         generating: dict[str, Handler] = {
             **pooling.handlers(),
             "/v1/completions": self.completions,
@@ -112,7 +114,8 @@ class Endpoints:
         exchange.respond(200, sse.encode({"version": __version__}))
 
     def metrics(self, exchange: Exchange) -> None:
-        text = self._counts.render(len(self._open))
+        self._counts.show_queues(len(self._open), self._open.loads)
+        text = self._counts.render()
         exchange.respond(200, text, content_type=metrics.CONTENT_TYPE)
 
     def openapi(self, exchange: Exchange) -> None:
@@ -121,9 +124,11 @@ class Endpoints:
             described = openapi.document(
                 root_path=server.root_path,
                 forbid_unknown=server.unknown_fields != "ignore",
-                keys=bool(server.api_keys),
+                keys=server.asks_for_keys,
                 open_metrics=server.open_metrics,
                 vocab_size=self._serving().spec.vocab_size,
+                limits=server.limits.sampling,
+                admin=bool(server.admin_api_keys) or server.api_key_file is not None,
             )
             self._openapi = sse.encode(described)
         exchange.respond(200, self._openapi)
@@ -182,6 +187,8 @@ class Endpoints:
     ) -> None:
         """Send *command*, and have a Generation answer *exchange* with what comes back."""
         self._take_request_id(exchange, request.request_id)
+        exchange.limit_time(fields.timeout(request))
+        exchange.names = (form.id,)
         samples = command.params.n
         generation = Generation(
             exchange,
@@ -210,6 +217,9 @@ class Endpoints:
     ) -> None:
         exchange.request.body = b""  # decoded: its memory is not needed while the answer is made
         self._open.submit(request_id, command, request)
+        if isinstance(command, Generate | Pool):
+            exchange.record.describe(command)
+            self._counts.begun(exchange.record.num_sequences)
 
     @staticmethod
     def _take_request_id(exchange: Exchange, given: str | None) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from zlm.errors import ZlmError
 from zlm.frontend import response
+from zlm.frontend.record import Record
 from zlm.frontend.request import Request
 
 CLIENT_GONE = 499  # never sent: what the log and the metrics call an answer nobody waited for
@@ -34,7 +35,8 @@ class Exchange:
 
     The application answers it exactly once: ``respond``, ``respond_error``, or ``write`` any
     number of times and then ``end``. ``on_disconnect`` is called if the client goes away first;
-    ``on_writable`` when a socket that was behind has caught up.
+    ``on_abort`` to end the answer with an error before its time; ``on_writable`` when a socket that
+    was behind has caught up.
     """
 
     __slots__ = (
@@ -42,17 +44,22 @@ class Exchange:
         "_connection",
         "_held",
         "closing",
+        "counted",
         "extra_headers",
         "fault",
+        "names",
         "num_output_tokens",
         "num_prompt_tokens",
+        "on_abort",
         "on_disconnect",
         "on_writable",
         "received",
+        "record",
         "request",
         "request_id",
         "route",
         "status",
+        "timeout_seconds",
     )
 
     def __init__(self, connection: Connection, request: Request) -> None:
@@ -66,10 +73,15 @@ class Exchange:
         self.route = ""
         self.request_id = ""
         self.extra_headers = b""
+        self.counted = False  # for the quota of its key
+        self.names: tuple[str, ...] = ()  # of the answer, by which it may be aborted
+        self.timeout_seconds: float | None = None  # for the answer to be complete
         self.on_disconnect: Callable[[], None] | None = None
+        self.on_abort: Callable[[ZlmError], None] | None = None
         self.on_writable: Callable[[], None] | None = None
         # For the log.
         self.status = 0  # 0: nothing is answered yet
+        self.record = Record()
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
         self.fault = ""  # why an answer that began well did not end so
@@ -101,6 +113,7 @@ class Exchange:
 
     def respond_error(self, error: ZlmError) -> None:
         """Answer with *error*'s status and OpenAI body."""
+        self.record.note(error)
         body = response.error_body(error)
         self.respond(error.status, body, headers=response.error_headers(error))
 
@@ -125,11 +138,22 @@ class Exchange:
             self._connection.write(last)
         self._finish()
 
+    def limit_time(self, seconds: float | None) -> None:
+        """Let the answer take *seconds* at most; of several limits the least holds."""
+        if seconds is not None:
+            self.timeout_seconds = min(seconds, self.timeout_seconds or seconds)
+
+    def abort(self, error: ZlmError) -> None:
+        """End the answer with *error*, if it is still awaited, and stop the work on it."""
+        if self.on_abort is not None:
+            self.on_abort(error)
+
     def disconnected(self) -> None:
         """The client is gone. Called by the connection, before ``finished`` is reported."""
         if self.status == 0:
             self.status = CLIENT_GONE
-        callback, self.on_disconnect, self.on_writable = self.on_disconnect, None, None
+        callback, self.on_disconnect = self.on_disconnect, None
+        self.on_abort = self.on_writable = None
         if callback is not None:
             callback()
 
@@ -163,5 +187,5 @@ class Exchange:
         return held + data
 
     def _finish(self) -> None:
-        self.on_disconnect = self.on_writable = None
+        self.on_abort = self.on_disconnect = self.on_writable = None
         self._connection.answered(close=self.closing)

@@ -71,10 +71,12 @@ class Generation:
         self._over = False
         exchange.on_writable = self.flush
         exchange.on_disconnect = self._disconnected
+        exchange.on_abort = self._break
 
     def take(self, delta: Delta) -> bool:
         """Keep *delta*; return whether a flush is now due and was not before."""
         self._usage.count(delta)
+        self._exchange.record.take(delta)
         self._pending.append(delta)
         if delta.finish_reason is not None:
             self._unfinished -= 1
@@ -134,6 +136,7 @@ class Generation:
         self._over = True
         self._exchange.num_prompt_tokens = self._usage.prompt_tokens
         self._exchange.num_output_tokens = self._usage.completion_tokens
+        self._exchange.record.num_cached_tokens = self._usage.cached_tokens
         forget()
 
     def _answer(self) -> None:

@@ -1,140 +1,117 @@
-"""GET /metrics: the engine core's counts and the front end's own, as Prometheus text.
+"""What this front end counts: answers, ends of sequences, rejections, and what waits.
 
-Holds the last EngineStats and the count of answers; renders only when asked. Names are vLLM's where
-both have the thing, so that its dashboards carry over; our own start with ``zlm:``.
+Owns the front end's count page. Each exchange is counted once, when it is over: by the status of
+its answer, and each sequence that it asked for by how that ended. A front end that was killed left
+sequences open that nobody can end any more: its successor counts them as aborted. What is shown
+for all front ends together is in ``exposition``.
 """
 
-from collections.abc import Iterator
-from itertools import accumulate
-
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from pathlib import Path
 
 from zlm.config import Resolved
-from zlm.messages import EngineStats
-from zlm.metrics import histogram_buckets
+from zlm.frontend.access_log import QUIET
+from zlm.frontend.exchange import CLIENT_GONE, Exchange
+from zlm.frontend.exposition import CONTENT_TYPE as CONTENT_TYPE, Exposition
+from zlm.metrics import REASONS, EngineStats, engine_stats
+from zlm.process.counts import CountPage, Values, path_of, read_all
+from zlm.process.heartbeat import FILE_NAME, HeartbeatReader
+from zlm.process.linux import memory_bytes
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
-ENGINE = "0"
-_LABELS = ("model_name", "engine")
+# Entries of the page. The labels of one stand behind its name, with tabs between.
+HTTP, FINISHED, REJECTED, QUEUE = "http", "finished", "rejected", "queue"
+OPEN_SEQUENCES = "open sequences"
 
-# Field of EngineStats → name without the prefix, and what it is.
-_GAUGES = {
-    "num_running": ("num_requests_running", "Sequences that are being computed"),
-    "num_waiting": ("num_requests_waiting", "Sequences that wait for room"),
-    "kv_usage": ("kv_cache_usage_perc", "Part of the KV cache in use, 0 to 1"),
-}
-_COUNTERS = {
-    "prompt_tokens": ("vllm:prompt_tokens", "Prompt tokens of finished prefills"),
-    "prompt_tokens_cached": ("vllm:prompt_tokens_cached", "Of those, found in the prefix cache"),
-    "generation_tokens": ("vllm:generation_tokens", "Tokens generated"),
-    "prefix_cache_queries": ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache"),
-    "prefix_cache_hits": ("vllm:prefix_cache_hits", "Tokens found in the prefix cache"),
-    "preemptions": ("vllm:num_preemptions", "Sequences preempted for lack of room"),
-    "steps": ("zlm:engine_steps", "Steps of the engine core"),
-}
+METHODS = {"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"}
+OTHER = "other"
 
 
-class FrontendMetrics(Collector):
-    """What one front end can tell. *index* is its number: its own counts are told apart by it."""
+class FrontendMetrics:
+    """The counts of front end number *index*, and the text of all processes' together."""
 
-    def __init__(self, index: int) -> None:
-        self._index = str(index)
-        self._answers: dict[tuple[str, str, int], int] = {}
-        self._stats = EngineStats()
-        self._resolved: Resolved | None = None
-        self._open = 0
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
+    def __init__(self, index: int, runtime: Path | None = None) -> None:
+        """Go on with the counts in *runtime*; without one, count for this front end alone.
+
+        Raises OSError if there is no room for the page.
+        """
+        self._index = index
+        self._runtime = runtime
+        self._page = CountPage(None if runtime is None else path_of(runtime, "frontend", index))
+        self._finished = {reason: self._page.cells(f"{FINISHED}\t{reason}") for reason in REASONS}
+        self._open_sequences = self._page.cells(OPEN_SEQUENCES)
+        self._answers: dict[tuple[str, str, int], memoryview[float]] = {}
+        self._exposition: Exposition | None = None
+        self._beats: HeartbeatReader | None = None
+        self._finished["abort"][0] += self._open_sequences[0]
+        self._open_sequences[0] = 0.0
+        self.show_queues(0, [])
 
     def configure(self, resolved: Resolved) -> None:
         """Take the model whose name labels the engine's metrics."""
-        self._resolved = resolved
+        self._exposition = Exposition(resolved)
+        if self._runtime is not None and (self._runtime / FILE_NAME).exists():
+            self._beats = HeartbeatReader(self._runtime)
 
-    def take_stats(self, stats: EngineStats) -> None:
-        """Keep the engine core's newest counts."""
-        self._stats = stats
+    # ------------------------------------------------------------------- counting
 
-    def count_answer(self, route: str, method: str, status: int) -> None:
-        """Count one answer."""
+    def begun(self, num_sequences: int) -> None:
+        """Count sequences that an exchange has asked for; ``finished`` must follow."""
+        self._open_sequences[0] += num_sequences
+
+    def finished(self, exchange: Exchange) -> None:
+        """Count an exchange that is over."""
+        method = exchange.request.method
+        self._count_answer(exchange.route, method if method in METHODS else OTHER, exchange.status)
+        record = exchange.record
+        left = record.num_sequences - len(record.finish_reasons)
+        for reason in record.finish_reasons:
+            self._finished["stop" if reason == "tool_calls" else reason][0] += 1
+        if exchange.status == CLIENT_GONE:
+            self._finished["abort"][0] += left
+        elif exchange.status >= 500 or exchange.fault:
+            self._finished["error"][0] += left
+        self._open_sequences[0] -= record.num_sequences
+        if record.rejection and exchange.route not in QUIET:  # what a probe is told is no news
+            self._page.cells(f"{REJECTED}\t{record.rejection}")[0] += 1
+
+    def show_queues(self, num_open: int, by_tokenizer: list[int]) -> None:
+        """Put what is open at this moment into the page: in all, and at each tokenizer."""
+        self._page.cells(f"{QUEUE}\tfrontend {self._index}")[0] = num_open
+        for number, count in enumerate(by_tokenizer):
+            self._page.cells(f"{QUEUE}\ttokenizer {number}")[0] = count
+
+    def _count_answer(self, route: str, method: str, status: int) -> None:
         key = (route, method, status)
-        self._answers[key] = self._answers.get(key, 0) + 1
+        cells = self._answers.get(key)
+        if cells is None:
+            cells = self._page.cells(f"{HTTP}\t{route}\t{method}\t{status}")
+            self._answers[key] = cells
+        cells[0] += 1
 
-    def render(self, num_open: int) -> bytes:
-        """Return the text; *num_open* requests are open at this moment."""
-        self._open = num_open
-        return generate_latest(self._registry)
+    # ------------------------------------------------------------------- telling
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield every family. Called by the registry."""
-        yield from self._own()
-        if self._resolved is not None:
-            yield from self._engine(self._resolved)
-            yield from self._histograms(self._resolved)
+    def render(self) -> bytes:
+        """Return the text of all processes' metrics. The launch must have come."""
+        assert self._exposition is not None, "metrics were asked for before the launch"
+        return self._exposition.text(self._pages(), self._memory())
 
-    def _own(self) -> Iterator[Metric]:
-        answers = CounterMetricFamily(
-            "http_requests",
-            "HTTP requests by route and status; 499: the client went away",
-            labels=("route", "method", "status", "frontend"),
-        )
-        for (route, method, status), count in self._answers.items():
-            answers.add_metric((route, method, str(status), self._index), count)
-        yield answers
-        open_requests = GaugeMetricFamily(
-            "zlm:frontend_open_requests",
-            "Requests that a front end waits for an answer to",
-            labels=("frontend",),
-        )
-        open_requests.add_metric((self._index,), self._open)
-        yield open_requests
+    def load(self) -> tuple[int, EngineStats]:
+        """Return how many requests all front ends had open at their last beat, and what the engine
+        core has counted.
+        """
+        pages = self._pages()
+        queues = [
+            values.get(f"{QUEUE}\tfrontend {index}", [0.0])[0]
+            for index, values in pages.get("frontend", {}).items()
+        ]
+        return int(sum(queues)), engine_stats(pages.get("engine", {}).get(0, {}))
 
-    def _engine(self, resolved: Resolved) -> Iterator[Metric]:
-        labels = (resolved.served_names[0], ENGINE)
-        for field, (name, text) in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS)
-            gauge.add_metric(labels, getattr(self._stats, field))
-            yield gauge
-        for field, (name, text) in _COUNTERS.items():
-            counter = CounterMetricFamily(name, text, labels=_LABELS)
-            counter.add_metric(labels, getattr(self._stats, field))
-            yield counter
-        success = CounterMetricFamily(
-            "vllm:request_success",
-            "Sequences that are over, by why",
-            labels=(*_LABELS, "finished_reason"),
-        )
-        for reason in ("stop", "length", "abort", "error"):
-            success.add_metric((*labels, reason), self._stats.success.get(reason, 0))
-        yield success
-        yield self._cache_config(resolved)
+    def _pages(self) -> dict[str, dict[int, Values]]:
+        if self._runtime is None:
+            return {"frontend": {self._index: self._page.values()}}
+        return read_all(self._runtime)
 
-    def _cache_config(self, resolved: Resolved) -> Metric:
-        cache = resolved.config.cache
-        facts = {
-            "block_size": resolved.config.cache.block_size_tokens,
-            "num_gpu_blocks": self._stats.num_blocks,
-            "gpu_memory_utilization": cache.gpu_memory_utilization,
-            "cache_dtype": cache.kv_cache_dtype,
-            "enable_prefix_caching": cache.enable_prefix_caching,
-            "engine": ENGINE,
-        }
-        family = GaugeMetricFamily(
-            "vllm:cache_config_info", "How the KV cache is laid out", labels=tuple(facts)
-        )
-        family.add_metric([str(value) for value in facts.values()], 1)
-        return family
-
-    def _histograms(self, resolved: Resolved) -> Iterator[Metric]:
-        labels = (resolved.served_names[0], ENGINE)
-        for name, bounds in histogram_buckets(resolved.max_model_len).items():
-            empty = ([0] * (len(bounds) + 1), 0.0)
-            counts, total = self._stats.histograms.get(name, empty)
-            ends = [*(str(float(bound)) for bound in bounds), "+Inf"]
-            family = HistogramMetricFamily(f"vllm:{name}", name.replace("_", " "), labels=_LABELS)
-            buckets = list(zip(ends, accumulate(counts), strict=True))
-            family.add_metric(labels, buckets=buckets, sum_value=total)
-            yield family
+    def _memory(self) -> dict[str, int]:
+        """Return the resident bytes of each living process, by its role and index."""
+        beats = [] if self._beats is None else self._beats.beats()
+        sizes = {f"{beat.role} {beat.index}": memory_bytes(beat.pid) for beat in beats}
+        return {process: size for process, size in sizes.items() if size}

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from zlm.errors import BadRequest, ZlmError
+from zlm.errors import BadRequest, Overloaded, ZlmError
 from zlm.messages import (
-    OWNER_SHIFT,
     Cancel,
     Delta,
     Deltas,
@@ -21,6 +20,7 @@ from zlm.messages import (
     Message,
     Pooled,
     Tokens,
+    first_id,
 )
 
 Send = Callable[[Message], None]
@@ -49,9 +49,11 @@ class OpenRequests:
     request is over.
     """
 
-    def __init__(self, index: int, soon: Callable[[Callable[[], None]], Any]) -> None:
-        self._next_id = (index << OWNER_SHIFT) + 1
-        self._tokenizers: list[Send] = []
+    def __init__(
+        self, index: int, soon: Callable[[Callable[[], None]], Any], incarnation: int = 0
+    ) -> None:
+        self._next_id = first_id(index, incarnation) + 1
+        self._tokenizers: list[Send | None] = []  # None: it is dead
         self._loads: list[int] = []
         self._preferred = index  # of tokenizers, modulo their number
         self._soon = soon
@@ -62,10 +64,32 @@ class OpenRequests:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def loads(self) -> list[int]:
+        """Open requests at each tokenizer."""
+        return self._loads
+
     def connect(self, tokenizers: list[Send]) -> None:
         """Take the ways to the tokenizer processes; before the first request."""
-        self._tokenizers = tokenizers
+        self._tokenizers = list(tokenizers)
         self._loads = [0] * len(tokenizers)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether there is a tokenizer to send requests to."""
+        return any(send is not None for send in self._tokenizers)
+
+    def reconnect(self, number: int, send: Send) -> None:
+        """Use a tokenizer that has taken the place of one that was lost."""
+        self.lose(number, Overloaded("the tokenizer was replaced; try again"))
+        self._tokenizers[number] = send
+
+    def lose(self, number: int, error: ZlmError) -> None:
+        """End every request of a tokenizer that is dead with *error*, and use it no more."""
+        self._tokenizers[number] = None
+        for request, at in list(self._open.values()):
+            if at == number:
+                request.fail(error)
 
     def new_id(self) -> int:
         """Return an id no other request of the server has."""
@@ -75,11 +99,15 @@ class OpenRequests:
     def submit(self, request_id: int, command: Message, request: OpenRequest) -> None:
         """Send *command* to the least loaded tokenizer; *request* gets what comes of it.
 
-        Raises BadRequest if the client's values do not fit a message.
+        Raises BadRequest if the client's values do not fit a message, Overloaded if there is no
+        tokenizer.
         """
         number = self._least_loaded()
+        send = self._tokenizers[number] if self._tokenizers else None
+        if send is None:
+            raise Overloaded("every tokenizer is being restarted; try again")
         try:
-            self._tokenizers[number](command)
+            send(command)
         except (OverflowError, RecursionError) as error:
             name = _unfit(command)
             message = f"{name or 'the body'} has a value that is out of range: {error}"
@@ -92,9 +120,10 @@ class OpenRequests:
 
         Front ends know nothing of one another's requests: each prefers another tokenizer.
         """
-        least, count = min(self._loads), len(self._loads)
-        turned = (number % count for number in range(self._preferred, self._preferred + count))
-        return next(number for number in turned if self._loads[number] == least)
+        count = len(self._loads)
+        turned = [number % count for number in range(self._preferred, self._preferred + count)]
+        living = [number for number in turned if self._tokenizers[number] is not None]
+        return min(living or [0], key=self._loads.__getitem__)
 
     def release(self, request_id: int) -> None:
         """Forget a request that is over."""
@@ -105,15 +134,20 @@ class OpenRequests:
 
     def cancel(self, request_id: int) -> None:
         """Forget a request whose answer nobody wants, and stop the work on it."""
-        _, number = self._open[request_id]
-        self._tokenizers[number](Cancel(request_id))
+        self._cancel(request_id)
         self.release(request_id)
 
     def fail_all(self, error: ZlmError) -> None:
         """End every open request with *error*."""
-        for request_id, (request, number) in list(self._open.items()):
-            self._tokenizers[number](Cancel(request_id))
+        for request_id, (request, _) in list(self._open.items()):
+            self._cancel(request_id)
             request.fail(error)
+
+    def _cancel(self, request_id: int) -> None:
+        _, number = self._open[request_id]
+        send = self._tokenizers[number]
+        if send is not None:
+            send(Cancel(request_id))
 
     # ------------------------------------------------------------------- from the tokenizer
 

@@ -9,23 +9,35 @@ that can now be answered, in order. A request that must be refused is returned w
 * when its body is complete, where the refusal is not about the body and the body is small: it is
   dropped as it arrives and the connection lives.
 
-Memory is bounded: headers by ``max_header_bytes`` plus one piece, bodies by ``max_body_bytes``.
+Memory is bounded: headers by ``max_header_bytes`` plus one piece, bodies by ``max_body_bytes``, and
+those that arrive at the same time on all connections by ``max_body_memory_bytes`` together.
 What httptools (llhttp) itself refuses: Content-Length with Transfer-Encoding, a repeated or
 malformed Content-Length, bare line feeds, folded headers, control characters.
 """
 
+import re
 from collections.abc import Callable
 
 import httptools
 
 from zlm.config import ServerLimits
-from zlm.errors import BadRequest, BodyTooLarge, HeadersTooLarge, ZlmError
+from zlm.errors import BadRequest, BodyTooLarge, HeadersTooLarge, Overloaded, ZlmError
 from zlm.frontend.request import Request
 
 DROPPED_BODY_BYTES = 64 * 1024  # a refused request's body up to this is read and dropped
 HEADER_OVERHEAD_BYTES = 4  # colon, space and line end, counted with each header
 
+_HOST = re.compile(rb"[A-Za-z0-9._~%!$&'()*+;=:\[\]-]*")  # RFC 3986 3.2.2, less the comma
 _UPGRADE_OPTIONS = (b"upgrade", b"http2-settings")
+
+
+class BodyMemory:
+    """The bytes of bodies that are arriving, over all connections of a process."""
+
+    __slots__ = ("used_bytes",)
+
+    def __init__(self) -> None:
+        self.used_bytes = 0
 
 
 class RequestParser:
@@ -33,17 +45,19 @@ class RequestParser:
 
     *limits* is asked at the start of each request, because a connection may be older than the
     configuration. *admit* is asked once a request's headers are there, and returns why it is
-    refused, or None.
+    refused, or None. *memory* is shared with the other connections' parsers.
     """
 
     def __init__(
         self,
         limits: Callable[[], ServerLimits],
         admit: Callable[[Request], ZlmError | None],
+        memory: BodyMemory | None = None,
     ) -> None:
         # Connection.
         self._current_limits = limits
         self._admit = admit
+        self._memory = memory or BodyMemory()
         self._parser = httptools.HttpRequestParser(self)
         self._ready: list[Request] = []
         self.finished = False
@@ -58,6 +72,7 @@ class RequestParser:
         self._header_count = 0
         self._head_fed_bytes = 0
         self._continue = False
+        self._held_bytes = 0  # of the body that is arriving: this parser's part of the memory
 
     def feed(self, data: bytes | memoryview) -> list[Request]:
         """Parse *data* and return the requests that may now be answered, oldest first."""
@@ -108,6 +123,11 @@ class RequestParser:
         self._refuse_rest(error)
         return self._take_ready()
 
+    def release(self) -> None:
+        """Give back the memory of the body that is arriving: it is complete, or will not be."""
+        self._memory.used_bytes -= self._held_bytes
+        self._held_bytes = 0
+
     def _take_ready(self) -> list[Request]:
         ready, self._ready = self._ready, []
         return ready
@@ -116,6 +136,7 @@ class RequestParser:
         """Answer the current request with *error* and listen to this connection no more."""
         if self.finished:
             return
+        self.release()
         request = self._request if self.mid_message else Request()
         request.set_target(self._target)
         request.error = request.error or error
@@ -200,11 +221,18 @@ class RequestParser:
             self._refuse_rest(request.error)
 
     def _check_framing(self, request: Request) -> ZlmError | None:
-        """Return why the extent of the body cannot be trusted or is over the limit, or None."""
+        """Return why host or extent of the message cannot be trusted, or its size is over the
+        limit; or None.
+        """
         if request.method == "CONNECT":
             return BadRequest("this is no proxy: CONNECT is not supported")
         if request.version not in ("1.1", "1.0"):
             return BadRequest(f"HTTP/{request.version} is not supported, use HTTP/1.1")
+        host = request.headers.get(b"host")
+        if host is None and request.version == "1.1":
+            return BadRequest("a request of HTTP/1.1 needs a Host header")  # RFC 9112 3.2
+        if host is not None and not _HOST.fullmatch(host):
+            return BadRequest("the Host header is not a host")
         coding = request.headers.get(b"transfer-encoding")
         if coding is not None:
             # RFC 9112 6.1: a length in front of us may have been read otherwise.
@@ -237,14 +265,20 @@ class RequestParser:
                 request.body = bytearray(request.body)
             request.body += piece
         self._continue = False
+        self._held_bytes += len(piece)
+        self._memory.used_bytes += len(piece)
         if len(request.body) > self._limits.max_body_bytes:
             self._refuse_rest(self._body_too_large("longer"))
+        elif self._memory.used_bytes > self._limits.max_body_memory_bytes:
+            message = "the server has no room for this body now: too many others are arriving"
+            self._refuse_rest(Overloaded(message))
 
     def on_message_complete(self) -> None:
         if self.finished or self._upgrading:
             return
         self.mid_message = self._continue = False
         self._target = b""
+        self.release()
         self._ready.append(self._request)
         if not self._request.keep_alive:
             self.finished = True  # what follows "Connection: close" is nobody's request

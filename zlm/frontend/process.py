@@ -1,29 +1,45 @@
 """The front end as a process: ``python -m zlm.frontend.process RUNTIME INDEX``.
 
-Accepts from the start, on the listening socket it inherits, so that clients get an answer while the
-model loads. Wires the inbox, the tokenizers' outboxes and the server together; no logic of its own
-but the order of coming and leaving.
+Accepts from the start, on the listening sockets it inherits, so that clients get an answer while
+the model loads; only from systemd's not before it is ready. Wires the inbox, the tokenizers'
+outboxes and the server together; no logic of its own but the order of coming and leaving.
 """
 
 import asyncio
-import os
 import resource
-import socket
 from typing import Any
 
 import uvloop
 
+from zlm.config import Resolved
+from zlm.errors import Overloaded
+from zlm.frontend.health import Health
+from zlm.frontend.listening import Listening
 from zlm.frontend.metrics import FrontendMetrics
 from zlm.frontend.open_requests import OpenRequests
+from zlm.frontend.probe import send_probe
 from zlm.frontend.protocol import HttpProtocol
+from zlm.frontend.quotas import Quotas
 from zlm.frontend.server import Server
-from zlm.messages import Drain, Drained, Launch, Ready, Stop, ToFrontend
+from zlm.frontend.traces import Tracer
+from zlm.messages import (
+    Administer,
+    Drain,
+    Drained,
+    Launch,
+    PeerLost,
+    PeerUp,
+    Probe,
+    Probed,
+    ServerState,
+    Stop,
+    ToFrontend,
+)
 from zlm.process import garbage
 from zlm.process.child import Child, run
 
-LISTEN_FD = "ZLM_LISTEN_FD"  # environment: descriptor of the listening socket
-BACKLOG = 4096  # connections the kernel holds until one is accepted
 BEAT_SECONDS = 1.0
+REFRESH_SECONDS = 5.0  # between two looks at the key file and the certificate
 LEAVE_SECONDS = 1.0  # for the last bytes of answers to go out
 
 
@@ -33,37 +49,89 @@ class FrontendProcess:
     def __init__(self, child: Child, loop: asyncio.AbstractEventLoop) -> None:
         self._child = child
         self._loop = loop
-        self._open = OpenRequests(child.index, loop.call_soon)
+        self._open = OpenRequests(child.index, loop.call_soon, child.incarnation)
         self._open.on_empty = self._report_drained
-        self.server = Server(self._open, FrontendMetrics(child.index))
+        self.metrics = FrontendMetrics(child.index, child.runtime)
+        quotas = Quotas(child.index, child.runtime)
+        self.server = Server(self._open, self.metrics, quotas)
+        self.server.admin.ask = child.supervisor.send
+        self.listening = Listening(loop, lambda: HttpProtocol(self.server, loop))
+        self.may_accept = asyncio.Event()
         self.stopped = asyncio.Event()
+        self._resolved: Resolved | None = None
 
     def take(self, message: Any) -> None:
         """Handle one message of the inbox."""
         match message:
             case Stop():
+                self.listening.close()
+                self.may_accept.set()
                 self.stopped.set()
-            case Launch():
-                count = message.resolved.num_tokenizers
-                outboxes = [self._child.outbox("tokenizer", i) for i in range(count)]
-                self._open.connect([outbox.send for outbox in outboxes])
+            case ServerState():
                 self.server.take(message)
+                # Clients of one that died wait in its socket for a word better than "loading".
+                if message.state == "ready" or not self.listening.waits:
+                    self.may_accept.set()
+            case Launch():
+                self._connect(message)
+                self.server.take(message)
+                endpoint = message.resolved.config.log.traces_endpoint
+                if endpoint is not None:
+                    name = message.resolved.served_names[0]
+                    self.server.trace_to(Tracer(endpoint, name, self._child.index))
                 garbage.settle()
-                self._child.supervisor.send(Ready("frontend", self._child.index))
+                self._child.say_ready()
+            case PeerLost():
+                error = Overloaded(f"the request was lost, try again ({message.reason})")
+                self._open.lose(message.index, error)
+            case PeerUp():
+                outbox = self._child.outbox("tokenizer", message.index, message.incarnation)
+                self._open.reconnect(message.index, outbox.send)
+            case Probe():
+                assert self._resolved is not None, "a probe before the launch"
+                send_probe(self._open, self._resolved, self._report_probed)
             case Drain():
+                if self.listening.waits:
+                    self.listening.close()
                 self.server.take(message)
                 self._report_drained()
+            case Administer():
+                self._child.supervisor.send(self.server.admin.perform(message))
             case _:
                 self.server.take(message)
+
+    def _connect(self, launch: Launch) -> None:
+        """Open the ways to the tokenizers, and the eyes that watch all processes."""
+        self._resolved = launch.resolved
+        outboxes = [
+            self._child.outbox("tokenizer", index, launch.incarnation("tokenizer", index))
+            for index in range(launch.resolved.num_tokenizers)
+        ]
+        self._open.connect([outbox.send for outbox in outboxes])
+        self.server.health = Health(self._child.runtime, launch.resolved)
+
+    def _report_probed(self, problem: str) -> None:
+        child = self._child
+        child.supervisor.send(Probed(child.index, problem, child.incarnation))
 
     def _report_drained(self) -> None:
         if self.server.closing and not len(self._open):
             self._child.supervisor.send(Drained(self._child.index))
 
     def beat(self) -> None:
-        """Say that the loop runs, now and every second."""
+        """Say that the loop runs, now and every second, and what waits here; see who else does."""
+        if self.server.health is not None:
+            self.server.health.look(self._loop.time())
+        self.metrics.show_queues(len(self._open), self._open.loads)
         self._child.heartbeat.beat(len(self._open) > 0, self.server.num_answered)
         self._loop.call_later(BEAT_SECONDS, self.beat)
+
+    def refresh(self) -> None:
+        """Take in what has changed in the key file and the certificate, now and ever again."""
+        self.server.gate.refresh()
+        if self.listening.certificates is not None:
+            self.listening.certificates.refresh()
+        self._loop.call_later(REFRESH_SECONDS, self.refresh)
 
     async def leave(self) -> None:
         """Close every connection, giving the last bytes a moment to go out."""
@@ -82,21 +150,16 @@ async def serve(child: Child) -> None:
     loop = asyncio.get_running_loop()
     process = FrontendProcess(child, loop)
     inbox = child.async_inbox(ToFrontend, process.take)
-    listening = await _listen(loop, process.server)
     process.beat()
+    process.refresh()
+    if process.listening.waits or child.incarnation:
+        await process.may_accept.wait()
+    await process.listening.open()
     await process.stopped.wait()
-    listening.close()
+    process.listening.close()
     await process.leave()
+    await asyncio.to_thread(process.server.close)
     inbox.close()
-
-
-async def _listen(loop: asyncio.AbstractEventLoop, server: Server) -> asyncio.AbstractServer:
-    inherited = socket.socket(fileno=int(os.environ[LISTEN_FD]))
-    inherited.setblocking(False)
-    create = loop.create_server
-    if inherited.family == socket.AF_UNIX:
-        create = loop.create_unix_server  # type: ignore[assignment]
-    return await create(lambda: HttpProtocol(server, loop), sock=inherited, backlog=BACKLOG)
 
 
 def raise_file_limit() -> None:

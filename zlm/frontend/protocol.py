@@ -5,9 +5,12 @@ Rules.
   behind with writing, what arrives is kept unparsed; past ``READ_AHEAD_BYTES`` reading is paused,
   so a client that sends faster than it reads is slowed by TCP, not by our memory. Up to there
   reading goes on, because a closed connection is only noticed by reading.
-* One timer at a time for what is to be read: a message that is under way (408), the next one, or
-  the unread rest of a refused one, which is read and dropped for a moment so that the client gets
-  to see the answer before the reset that closing with unread data would cause.
+* One timer at a time: for an answer that may take so long only (504), or for what is to be read: a
+  message that is under way (408), the next one, or the unread rest of a refused one, which is read
+  and dropped for a moment so that the client gets to see the answer before the reset that closing
+  with unread data would cause.
+* A front end holds so many connections and no more: the one that has waited longest for a request
+  gives way to a new one. Those that are being answered stay.
 * A client that takes nothing of what is written to it for as long as an idle connection may last is
   cut off, so that it cannot hold a request open for ever.
 * An end of file from the client means it is gone: what it waited for is cancelled.
@@ -21,9 +24,9 @@ from collections import deque
 from typing import Protocol, cast
 
 from zlm.config import ServerLimits
-from zlm.errors import Internal, RequestTimeout, ZlmError
+from zlm.errors import DeadlineExceeded, Internal, RequestTimeout, ZlmError
 from zlm.frontend.exchange import Exchange
-from zlm.frontend.parser import RequestParser
+from zlm.frontend.parser import BodyMemory, RequestParser
 from zlm.frontend.request import Request
 from zlm.frontend.response import CONTINUE
 
@@ -39,6 +42,8 @@ class Application(Protocol):
 
     limits: ServerLimits
     connections: "set[HttpProtocol]"
+    waiting: "dict[HttpProtocol, None]"  # those of them without a request, the longest first
+    body_memory: BodyMemory
     closing: bool  # connections are closed once their request is answered
 
     def admit(self, request: Request) -> ZlmError | None:
@@ -63,7 +68,9 @@ class HttpProtocol(asyncio.Protocol):
         self._loop = loop
         # Connection.
         self._transport = cast(asyncio.Transport, None)  # set by connection_made
-        self._parser = RequestParser(lambda: application.limits, application.admit)
+        self._parser = RequestParser(
+            lambda: application.limits, application.admit, application.body_memory
+        )
         self._waiting: deque[Request] = deque()  # parsed, not begun
         self._unparsed = bytearray()
         self._timer: asyncio.TimerHandle | None = None
@@ -82,14 +89,20 @@ class HttpProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._application.connections.add(self)
+        application = self._application
+        application.connections.add(self)
+        application.waiting[self] = None
         self._set_timer()
+        if len(application.connections) > application.limits.max_connections:
+            next(iter(application.waiting)).abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone = True
+        self._parser.release()
         self._stop_timer()
         self._stop_stall_timer()
         self._application.connections.discard(self)
+        self._application.waiting.pop(self, None)
         self._waiting.clear()
         self._unparsed.clear()
         exchange, self._exchange = self._exchange, None
@@ -137,12 +150,18 @@ class HttpProtocol(asyncio.Protocol):
         self._application.finished(exchange)
         if self._gone:
             return
+        self._application.waiting[self] = None
         if close or self._application.closing:
             self._close(linger=exchange.request.unread)
         elif not self._running:
             self._run()
 
     # -------------------------------------------------------------------- for the application
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """The request that is being answered."""
+        return self._exchange
 
     def close_if_idle(self) -> None:
         """Close unless a request is being answered; then it closes after that one."""
@@ -191,6 +210,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def _begin(self, request: Request) -> None:
         exchange = self._exchange = Exchange(self, request)
+        self._application.waiting.pop(self, None)
         if self._application.closing:
             exchange.closing = True
         try:
@@ -220,7 +240,7 @@ class HttpProtocol(asyncio.Protocol):
         self._stop_timer()
         self._waiting.clear()
         self._unparsed.clear()
-        if not linger or not self._transport.can_write_eof():
+        if not linger or not self._transport.can_write_eof():  # TLS reads on by itself
             self._transport.close()
             return
         self._lingering = True
@@ -231,9 +251,12 @@ class HttpProtocol(asyncio.Protocol):
         self._timer = self._loop.call_later(LINGER_SECONDS, self._transport.abort)
 
     def _set_timer(self) -> None:
-        """Time what the connection waits for: the rest of a message, or the next one."""
+        """Time what the connection waits for: an answer, the rest of a message, or the next one."""
         if self._exchange is not None:
             self._stop_timer()
+            seconds = self._exchange.timeout_seconds
+            if seconds is not None:
+                self._timer = self._loop.call_later(seconds, self._overdue)
             return
         limits = self._application.limits
         if self._parser.mid_message and self.writable:
@@ -258,6 +281,13 @@ class HttpProtocol(asyncio.Protocol):
         self._timer = None
         self._waiting.extend(self._parser.time_out(RequestTimeout(message)))
         self._run()
+
+    def _overdue(self) -> None:
+        self._timer = None
+        exchange = self._exchange
+        assert exchange is not None, "nothing is being answered"
+        message = f"the answer was not complete within {exchange.timeout_seconds:g} seconds"
+        exchange.abort(DeadlineExceeded(message))
 
     def _idle(self) -> None:
         """Close an idle connection, once its last answer has gone out."""

@@ -6,6 +6,7 @@ Pure values: knows no socket, no route, no JSON.
 import re
 from urllib.parse import unquote
 
+from zlm.api_keys import ApiKey
 from zlm.errors import UnsupportedMediaType, ZlmError, clip
 
 MAX_REQUEST_ID_CHARACTERS = 128
@@ -24,6 +25,7 @@ class Request:
         "error",
         "headers",
         "keep_alive",
+        "key",
         "method",
         "path",
         "target",
@@ -38,6 +40,7 @@ class Request:
         self.version = "1.1"
         self.headers: dict[bytes, bytes] = {}  # names in lower case; repeated ones joined by ", "
         self.keep_alive = False
+        self.key: ApiKey | None = None  # that it brought, once that is checked
         self.body: bytes | bytearray = b""
         self.error: ZlmError | None = None
         self.unread = False

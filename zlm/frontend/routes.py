@@ -23,9 +23,15 @@ class Route:
     path: str
     methods: Mapping[str, Handler]
     open: bool = False  # asks for no API key
+    admin: bool = False  # asks for an administrator's key
     needs_model: bool = False  # answers 503 until the server is ready, and while it drains
     takes_json: bool = False
     below: bool = False
+
+    @property
+    def works(self) -> bool:
+        """Whether it has the model work: counted by quotas, refused under overload."""
+        return self.needs_model and self.takes_json
 
     def allowed(self) -> tuple[str, ...]:
         """Return the methods of the Allow header."""

@@ -1,31 +1,38 @@
 """One front end: which requests are let in, what state the server is in, and how it leaves.
 
 Owns the state (loading, ready, draining), the set of connections, and the answers' common headers.
-Answers health from the supervisor's ServerState alone: ``unavailable`` is the one place that says
-whether the model can be served, and the place to ask the heartbeat page once there is one.
+``unavailable`` is the one place that says whether the model can be served, which is the
+supervisor's word; ``unhealthy`` also says whether all that is behind it gets on, from heartbeats.
 """
 
-import logging
+import resource
 import secrets
-import time
 from typing import Any
 
+import msgspec
+
 from zlm.config import Resolved, ServerLimits, ServerOptions
-from zlm.errors import Overloaded, ZlmError, clip
-from zlm.frontend.auth import KeyRing
+from zlm.errors import Overloaded, ZlmError
+from zlm.frontend import access_log
+from zlm.frontend.admin import Administration
 from zlm.frontend.cors import CrossOrigin
 from zlm.frontend.endpoints import Endpoints
 from zlm.frontend.exchange import Exchange
+from zlm.frontend.gate import Gate
+from zlm.frontend.health import Health
 from zlm.frontend.metrics import FrontendMetrics
 from zlm.frontend.open_requests import OpenRequests
+from zlm.frontend.parser import BodyMemory
 from zlm.frontend.protocol import HttpProtocol
+from zlm.frontend.quotas import Quotas
 from zlm.frontend.request import Request, check_json, safe_request_id
 from zlm.frontend.routes import Route, RouteTable, unknown_path
+from zlm.frontend.traces import Tracer
 from zlm.messages import (
+    Administered,
     Deltas,
     DetokenizedText,
     Drain,
-    EngineStats,
     Failed,
     Launch,
     Pooled,
@@ -33,22 +40,30 @@ from zlm.messages import (
     Tokens,
 )
 
-logger = logging.getLogger("zlm.frontend.access")
-
 RETRY_LOADING_SECONDS = 5
 RETRY_DRAINING_SECONDS = 10
 UNKNOWN_ROUTE = "(unknown)"
+OTHER_DESCRIPTORS = 128  # that a front end needs beside those of its connections
 
 
 class Server:
     """The application behind every connection of this process."""
 
-    def __init__(self, open_requests: OpenRequests, metrics: FrontendMetrics) -> None:
+    def __init__(
+        self, open_requests: OpenRequests, metrics: FrontendMetrics, quotas: Quotas | None = None
+    ) -> None:
         # Process.
         self._open = open_requests
         self._metrics = metrics
-        self.endpoints = Endpoints(open_requests, metrics, self.unavailable)
+        self._tracer: Tracer | None = None
+        self.gate = Gate(quotas or Quotas(0))
+        self.endpoints = Endpoints(open_requests, metrics, self.unhealthy)
         self.connections: set[HttpProtocol] = set()
+        self.waiting: dict[HttpProtocol, None] = {}
+        self.body_memory = BodyMemory()
+        self.admin = Administration(
+            self.connections, open_requests.new_id, metrics.load, lambda: self._state
+        )
         # From the launch; until then defaults stand in.
         self.limits = ServerLimits()
         self._launched = False
@@ -57,6 +72,8 @@ class Server:
         # State.
         self._state = "loading"
         self._reason = ""
+        self._retry_after = 0
+        self.health: Health | None = None  # from the launch
         self.closing = False
         self.num_answered = 0
 
@@ -67,14 +84,15 @@ class Server:
         self._launched = True
         self._metrics.configure(resolved)
         self.endpoints.configure(resolved)
+        self.admin.configure(resolved)
         self._use(resolved.config.server)
 
     def _use(self, options: ServerOptions) -> None:
         self._options = options
-        self.limits = options.limits
-        self._keys = KeyRing(options.api_keys)
+        self.limits = _with_descriptors(options.limits)
+        self.gate.configure(options)
         self._origins = CrossOrigin(options.allowed_origins)
-        routes = self.endpoints.routes(open_metrics=options.open_metrics)
+        routes = self.endpoints.routes(open_metrics=options.open_metrics) + self.admin.routes()
         self._routes = RouteTable(routes, options.root_path)
 
     def take(self, message: Any) -> None:
@@ -86,10 +104,11 @@ class Server:
                 self._open.take_result(message)
             case Failed():
                 self._open.take_failure(message)
-            case EngineStats():
-                self._metrics.take_stats(message)
             case ServerState():
                 self._state, self._reason = message.state, message.reason
+                self._retry_after = message.retry_after_seconds
+            case Administered():
+                self.admin.take(message)
             case Launch():
                 self.configure(message.resolved)
             case Drain():
@@ -104,8 +123,18 @@ class Server:
             return Overloaded(message, retry_after_seconds=RETRY_DRAINING_SECONDS)
         if self._state != "ready" or not self._launched:
             message = self._reason or "the model is loading"
-            return Overloaded(message, retry_after_seconds=RETRY_LOADING_SECONDS)
+            seconds = self._retry_after or RETRY_LOADING_SECONDS
+            return Overloaded(message, retry_after_seconds=seconds)
         return None
+
+    def unhealthy(self) -> ZlmError | None:
+        """Return why the model cannot be served, or will not get on if it is asked, or None."""
+        error = self.unavailable()
+        if error is None and not self._open.has_tokenizer:
+            error = Overloaded("every tokenizer is being restarted")
+        if error is None and self.health is not None:
+            error = self.health.problem()
+        return error
 
     def drain(self, *, abort: bool) -> None:
         """Let no more requests in; with *abort* end the open ones."""
@@ -124,7 +153,10 @@ class Server:
         route = self._routes.find(request.path)
         if route is None or not route.open:
             # Whose keys open the door is known only from the launch on.
-            error = self._keys.check(request) if self._launched else self.unavailable()
+            is_admin = route is not None and route.admin
+            error = self.gate.check_key(request, admin=is_admin)
+            if not self._launched:
+                error = self.unavailable()
             if error is not None:
                 return error
         if route is None:
@@ -136,7 +168,9 @@ class Server:
         if error is None and route.needs_model:
             error = self.unavailable()
         if error is None and route.takes_json:
-            error = check_json(request) or self._overloaded()
+            error = check_json(request)
+        if error is None and route.works:
+            error = self._overloaded() or self.gate.check_quota(request)
         return error
 
     def _overloaded(self) -> ZlmError | None:
@@ -165,29 +199,37 @@ class Server:
         route = self._routes.find(request.path)
         handler = None if route is None else route.handler(request.method)
         assert handler is not None, "a request was let in without a handler"
-        if route is not None and route.takes_json:
+        if route is not None and route.works:
             error = self._overloaded() or self.unavailable()
             if error is not None:
                 raise error
+            self.gate.begin(exchange)
         handler(exchange)
 
     def finished(self, exchange: Exchange) -> None:
         """Count and log an answer."""
-        request = exchange.request
+        self.gate.end(exchange)
         self.num_answered += 1
-        self._metrics.count_answer(exchange.route, request.method or "-", exchange.status)
-        if not self._options.log_requests:
-            return
-        level = logging.INFO if exchange.route.startswith(("/v1/", "(", "/tok", "/detok")) else 10
-        logger.log(
-            level,
-            "%s %s %d %.3fs prompt=%d output=%d id=%s%s",
-            request.method or "-",
-            clip(request.target.partition("?")[0]),
-            exchange.status,
-            time.monotonic() - exchange.received,
-            exchange.num_prompt_tokens,
-            exchange.num_output_tokens,
-            exchange.request_id or "-",
-            f" cut off: {exchange.fault}" if exchange.fault else "",
-        )
+        self._metrics.finished(exchange)
+        if self._options.log_requests:
+            access_log.log(exchange)
+        if self._tracer is not None and exchange.route not in access_log.QUIET:
+            self._tracer.record(exchange)
+
+    def trace_to(self, tracer: Tracer) -> None:
+        """Have *tracer* told of each request from now on; it is this object's to close."""
+        self._tracer = tracer
+
+    def close(self) -> None:
+        """Send what waits to be sent of traces. May take seconds."""
+        if self._tracer is not None:
+            self._tracer.close()
+
+
+def _with_descriptors(limits: ServerLimits) -> ServerLimits:
+    """Return *limits* with no more connections than the system gives this process descriptors."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        return limits
+    most = max(1, min(limits.max_connections, hard - OTHER_DESCRIPTORS))
+    return msgspec.structs.replace(limits, max_connections=most)

@@ -15,7 +15,7 @@ class TokenizerCall:
     *release* has it forgotten; *cancel* also stops the work on it.
     """
 
-    __slots__ = ("_exchange", "_form", "_release")
+    __slots__ = ("_cancel", "_exchange", "_form", "_release")
 
     def __init__(
         self,
@@ -28,7 +28,9 @@ class TokenizerCall:
         self._exchange = exchange
         self._form = form
         self._release = release
+        self._cancel = cancel
         exchange.on_disconnect = cancel
+        exchange.on_abort = self._break
 
     def take(self, delta: Delta) -> bool:
         raise TypeError("a tokenizer call was answered with a Delta")
@@ -41,7 +43,13 @@ class TokenizerCall:
         self._release()
         if isinstance(result, Pooled):
             self._exchange.num_prompt_tokens = sum(map(len, result.prompts))
+            self._exchange.record.take_pooled(result)
         self._exchange.respond(200, sse.encode(self._form(result)))
+
+    def _break(self, error: ZlmError) -> None:
+        """Answer with *error* although the work on it goes on: it is to stop as well."""
+        self._cancel()
+        self._exchange.respond_error(error)
 
     def fail(self, error: ZlmError) -> None:
         """Answer with *error*."""

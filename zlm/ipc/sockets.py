@@ -28,9 +28,13 @@ class MessageError(Internal):
     """A frame that is none of the messages its inbox takes."""
 
 
-def address(runtime: Path, role: str, index: int = 0) -> str:
-    """Return the ZeroMQ address of the inbox of process *role* number *index*."""
-    return f"ipc://{runtime}/{role}-{index}.sock"
+def address(runtime: Path, role: str, index: int = 0, incarnation: int = 0) -> str:
+    """Return the ZeroMQ address of the inbox of process *role* number *index*.
+
+    Each *incarnation* of a process that was replaced has an inbox of its own.
+    """
+    successor = f".{incarnation}" if incarnation else ""
+    return f"ipc://{runtime}/{role}-{index}{successor}.sock"
 
 
 class Outbox:

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zlm.config import ModelSpec, RopeSpec
+from zlm.config import ModelSpec, RopeSpec, layer_heads
 from zlm.layers.norm import final_weight
 from zlm.layers.parameters import Parameters
 from zlm.layers.rotary import interleave
 from zlm.ops.backend import Geometry, Norm
+from zlm.ops.block_matrix import Weight, stack, take_rows
 from zlm.ops.segments import SegmentAttention
 
 
@@ -31,13 +32,17 @@ class LayerStep:
     work: Any  # the backend's plan of its KV group
 
 
-def geometry(spec: ModelSpec) -> Geometry:
-    """Return the heads of a layer of *spec*."""
-    return Geometry(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+def geometry(spec: ModelSpec, index: int = 0) -> Geometry:
+    """Return the heads of layer *index* of *spec*."""
+    return Geometry(spec.num_heads, *layer_heads(spec, index))
 
 
 class Attention:
-    """Parameters ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, and ``q_norm``, ``k_norm``."""
+    """Parameters ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, ``q_norm``, ``k_norm``, ``sinks``.
+
+    In the place of the first three there may be ``qkv_proj``, all three of them on top of each
+    other.
+    """
 
     def __init__(
         self, parameters: Parameters, spec: ModelSpec, rope: RopeSpec, *, wide: bool = False
@@ -45,14 +50,14 @@ class Attention:
         """*wide*: the result is float32."""
         ops = parameters.ops
         self.qkv = ops.linear(
-            _merge(parameters, "weight", spec.head_dim, rope),
-            _merge(parameters, "bias", spec.head_dim, rope) if spec.qkv_bias else None,
+            _merged_weight(parameters, spec, rope),
+            _merged_bias(parameters, spec, rope) if spec.qkv_bias else None,
         )
         self.out = ops.linear(
-            parameters["o_proj.weight"], parameters.optional("o_proj.bias"), wide=wide
+            parameters.product("o_proj.weight"), parameters.optional("o_proj.bias"), wide=wide
         )
         q_norm, k_norm = (
-            _head_norm(parameters, name, spec, rope) if spec.qk_norm else None
+            head_norm(parameters, name, spec, spec.head_dim, rope) if spec.qk_norm else None
             for name in ("q_norm", "k_norm")
         )
         make = SegmentAttention if spec.bidirectional else ops.attention
@@ -63,6 +68,7 @@ class Attention:
             q_norm=q_norm,
             k_norm=k_norm,
             eps=spec.rms_norm_eps,
+            sinks=parameters["sinks"].float() if spec.attention_sinks else None,
         )
 
     def __call__(self, x: Tensor, step: LayerStep) -> Tensor:
@@ -75,13 +81,49 @@ class Attention:
         return self.out.add(self.attention(qkv, step.rotation, step.cache, step.work), residual)
 
 
-def _merge(parameters: Parameters, kind: str, head_dim: int, rope: RopeSpec) -> Tensor:
-    """Return the weights or biases of q, k and v on top of each other."""
-    q, k, v = (parameters[f"{name}.{kind}"] for name in ("q_proj", "k_proj", "v_proj"))
+def _merged_weight(parameters: Parameters, spec: ModelSpec, rope: RopeSpec) -> Weight:
+    """Return the weights of q, k and v on top of each other."""
+    if not spec.fused_products:
+        q, k, v = (parameters.product(f"{name}.weight") for name in ("q_proj", "k_proj", "v_proj"))
+        return merged(q, k, v, spec.head_dim, rope, parameters.ops.dtype)
+    both = parameters.product("qkv_proj.weight")
+    q, k, v = (take_rows(both, rows) for rows in torch.arange(both.shape[0]).split(_rows(spec)))
+    return merged(q, k, v, spec.head_dim, rope, parameters.ops.dtype)
+
+
+def _merged_bias(parameters: Parameters, spec: ModelSpec, rope: RopeSpec) -> Tensor:
+    """Return the biases of q, k and v on top of each other."""
+    if spec.fused_products:
+        q, k, v = parameters["qkv_proj.bias"].split(_rows(spec))
+    else:
+        q, k, v = (parameters[f"{name}.bias"] for name in ("q_proj", "k_proj", "v_proj"))
+    head_dim = spec.head_dim
     return torch.cat((interleave(q, head_dim, rope), interleave(k, head_dim, rope), v))
 
 
-def _head_norm(parameters: Parameters, name: str, spec: ModelSpec, rope: RopeSpec) -> Tensor:
-    """Return the final weight of the norm of each head of q or k, float32 [D]."""
-    weight = interleave(parameters[f"{name}.weight"].float(), spec.head_dim, rope)
+def _rows(spec: ModelSpec) -> tuple[int, int, int]:
+    """Return the rows of q, k and v."""
+    kv = spec.num_kv_heads * spec.head_dim
+    return spec.num_heads * spec.head_dim, kv, kv
+
+
+def merged(
+    q: Weight, k: Weight, v: Weight, head_dim: int, rope: RopeSpec, dtype: torch.dtype
+) -> Weight:
+    """Return the rows of q, k and v on top of each other, with rotary pairs side by side.
+
+    Unless all are quantized alike the result is of *dtype*.
+    """
+    paired = (
+        take_rows(weight, interleave(torch.arange(weight.shape[0]), head_dim, rope))
+        for weight in (q, k)
+    )
+    return stack([*paired, v], dtype)
+
+
+def head_norm(
+    parameters: Parameters, name: str, spec: ModelSpec, head_dim: int, rope: RopeSpec
+) -> Tensor:
+    """Return the final weight of the norm of q or k, float32: [D] of each head, or of all."""
+    weight = interleave(parameters[f"{name}.weight"].float(), head_dim, rope)
     return final_weight(weight, spec)

@@ -13,9 +13,25 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from zlm.config import RopeSpec
+from zlm.config import ModelSpec, RopeSpec
 
 log = logging.getLogger(__name__)
+
+# Gemma 4's full layers: pairs are those of a whole head, and the first of them turn, with the
+# frequencies that they would have if all did.
+PROPORTIONAL = "proportional"
+STILL = RopeSpec(partial_factor=0.0)  # of layers that turn nothing
+
+
+def layer_ropes(spec: ModelSpec) -> list[RopeSpec]:
+    """Return the rotary embedding of each layer of *spec*; equal ones may share a table."""
+    windows = spec.layer_windows or (0,) * spec.num_layers
+    turns = spec.rope_layers or (True,) * spec.num_layers
+    sliding = spec.rope_sliding or spec.rope
+    return [
+        (sliding if window else spec.rope) if turned else STILL
+        for window, turned in zip(windows, turns, strict=True)
+    ]
 
 
 def rotary_table(
@@ -26,7 +42,10 @@ def rotary_table(
     Dimensions of a head that do not turn have the entry 1.
     """
     rotated = int(head_dim * rope.partial_factor)
-    frequencies, factor = _SCALINGS[rope.scaling](rope, rotated, max_model_len)
+    if rope.scaling == PROPORTIONAL:
+        frequencies, factor = _plain_frequencies(rope, rotated, head_dim) / rope.factor, 1.0
+    else:
+        frequencies, factor = _SCALINGS[rope.scaling](rope, rotated, max_model_len)
     positions = torch.arange(max_model_len, dtype=torch.float32)
     angles = torch.outer(positions, frequencies)
     table = torch.ones((max_model_len, head_dim // 2), dtype=torch.complex64)
@@ -41,14 +60,17 @@ def interleave(tensor: Tensor, head_dim: int, rope: RopeSpec) -> Tensor:
     order); see ``zlm.ops.cpu_rotary`` for why.
     """
     rotated = int(head_dim * rope.partial_factor)
+    if rope.scaling == PROPORTIONAL:
+        rotated = head_dim
     heads = tensor.unflatten(0, (-1, head_dim))
     halves = heads[:, :rotated].unflatten(1, (2, rotated // 2))
     pairs = halves.transpose(1, 2).flatten(1, 2)
     return torch.cat((pairs, heads[:, rotated:]), 1).flatten(0, 1)
 
 
-def _plain_frequencies(rope: RopeSpec, rotated: int) -> Tensor:
-    exponents = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
+def _plain_frequencies(rope: RopeSpec, rotated: int, size: int = 0) -> Tensor:
+    """Return the frequencies of *rotated* / 2 pairs, of *size* / 2 (0: as many) that span all."""
+    exponents = torch.arange(0, rotated, 2, dtype=torch.int64).float() / (size or rotated or 1)
     return 1.0 / (rope.theta**exponents)
 
 

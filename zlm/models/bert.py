@@ -1,16 +1,20 @@
-"""BERT and its relatives (MiniLM, BGE, E5, RoBERTa, XLM-RoBERTa): an encoder.
+"""BERT and its relatives (MiniLM, BGE, E5, RoBERTa, XLM-RoBERTa, DistilBERT, MPNet): an encoder.
 
 Embeddings of token, position and segment are added and normed; a layer is
-h = norm(h + attention(h));  h = norm(h + mlp(h)).  Tokens see the whole sequence, so a step's rows
-are whole sequences and nothing is kept of them.
+h = norm(h + attention(h));  h = norm(h + mlp(h)).  MPNet's attention has a bias by distance, too.
+Tokens see the whole sequence, so a step's rows are whole sequences and nothing is kept of them.
 """
 
+import dataclasses
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from zlm.config import ModelSpec
+from zlm.layers.activation import ACTIVATIONS
+from zlm.layers.layer_norm import LayerNorm
 from zlm.layers.parameters import Parameters
+from zlm.layers.relative_bias import RelativeBias
 from zlm.ops import segments
 from zlm.ops.batch import StepBatch
 from zlm.ops.segments import Segments
@@ -20,13 +24,16 @@ class Bert:
     """The model: parameters; nothing of it changes after it is built."""
 
     def __init__(self, spec: ModelSpec, parameters: Parameters, max_model_len: int) -> None:
-        del max_model_len  # positions are learned: there are as many as the checkpoint has
         embeddings = parameters.under("embeddings")
         self.offset = spec.position_offset
         self.tokens = embeddings["word_embeddings.weight"]
         self.positions = embeddings["position_embeddings.weight"]
         self.types = embeddings.optional("token_type_embeddings.weight")
         self.norm = LayerNorm(embeddings.under("LayerNorm"), spec.rms_norm_eps)
+        self.bias: RelativeBias | None = None
+        if spec.relative_buckets:
+            weight = parameters["encoder.relative_attention_bias.weight"]
+            self.bias = RelativeBias(weight, max_model_len)
         self.layers = [
             EncoderLayer(parameters.under(f"encoder.layer.{i}"), spec)
             for i in range(spec.num_layers)
@@ -41,6 +48,9 @@ class Bert:
             hidden = hidden + (self.types[0] if types is None else self.types[types])
         hidden = self.norm(hidden)
         work = segments.plan(batch.query_lens, 0, hidden.device)
+        if self.bias is not None:
+            biases = {length: self.bias(length) for length, _ in work.by_length}
+            work = dataclasses.replace(work, biases=biases)
         for layer in self.layers:
             hidden = layer(hidden, work)
         return hidden
@@ -48,18 +58,6 @@ class Bert:
     def logits(self, hidden: Tensor) -> Tensor:
         """Raise: an encoder continues no text."""
         raise TypeError("an encoder has no head over the vocabulary")
-
-
-class LayerNorm:
-    """(x - mean) / sqrt(variance + eps) * weight + bias."""
-
-    def __init__(self, parameters: Parameters, eps: float) -> None:
-        self.weight = parameters["weight"]
-        self.bias = parameters["bias"]
-        self.eps = eps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
 class EncoderLayer:
@@ -80,7 +78,7 @@ class EncoderLayer:
         self.inner = ops.linear(inner["weight"], inner["bias"])
         self.outer = ops.linear(outer["dense.weight"], outer["dense.bias"])
         self.norm = LayerNorm(outer.under("LayerNorm"), spec.rms_norm_eps)
-        self.activation = spec.activation
+        self.activation = ACTIVATIONS[spec.activation]
 
     def __call__(self, hidden: Tensor, work: Segments) -> Tensor:
         """Return the hidden states [T, H] after this layer."""
@@ -88,10 +86,4 @@ class EncoderLayer:
         q, k, v = qkv.unbind(1)
         found = segments.attention(q, k, v, work, scale=self.heads[1] ** -0.5)
         hidden = self.attention_norm(self.out(found.flatten(1)) + hidden)
-        return self.norm(self.outer(_activate(self.inner(hidden), self.activation)) + hidden)
-
-
-def _activate(x: Tensor, name: str) -> Tensor:
-    if name == "relu":
-        return F.relu(x)
-    return F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
+        return self.norm(self.outer(self.activation(self.inner(hidden))) + hidden)

@@ -18,13 +18,18 @@ POOLINGS = {  # sentence-transformers' flags of 1_Pooling/config.json
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_lasttoken": "last",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "sqrt",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
 }
-OTHER_POOLINGS = (
-    "pooling_mode_max_tokens",
-    "pooling_mode_mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens",
-)
-NAMED_POOLINGS = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+NAMED_POOLINGS = {
+    "cls": "cls",
+    "mean": "mean",
+    "lasttoken": "last",
+    "max": "max",
+    "mean_sqrt_len_tokens": "sqrt",
+    "weightedmean": "weightedmean",
+}
 ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 MATRYOSHKA = {  # families whose embedders were trained to be cut, where no file says so
     "gemma3": (128, 256, 512, 768),
@@ -49,7 +54,7 @@ def pipeline(folder: Path, config: Fields, spec: ModelSpec) -> PoolingSpec:
 
     Raises ModelError, naming the file, for a module or a pooling that is not supported.
     """
-    pooling, dense, normalize = "mean", list[DenseSpec](), False
+    pooling, dense, normalize = "", list[DenseSpec](), False
     width = spec.hidden_size
     for module in _modules(folder / MODULES):
         kind = module.type.rpartition(".")[2]
@@ -75,7 +80,7 @@ def pipeline(folder: Path, config: Fields, spec: ModelSpec) -> PoolingSpec:
         raise settings.wrong("default_prompt_name", "the name of one of its prompts")
     sizes, least = _dimensions(config, spec, width)
     return PoolingSpec(
-        kind=pooling,
+        kind=pooling or ("tokens" if dense else "mean"),  # ColBERT's: a projection, no pooling
         normalize=normalize,
         dense=tuple(dense),
         max_tokens=min(lengths[0], spec.max_position) if lengths else 0,
@@ -101,6 +106,14 @@ def classifier(config: Fields, dense: list[DenseSpec], kind: str) -> PoolingSpec
         labels=tuple(labels),
         activation=_activation(config, count),
     )
+
+
+def decoder_classifier(config: Fields, hidden_size: int) -> PoolingSpec:
+    """Return the pooling of a decoder that classifies a text by its last token."""
+    score = DenseSpec(
+        name="score", in_features=hidden_size, out_features=num_labels(config), bias=False
+    )
+    return classifier(config, [score], "last")
 
 
 def num_labels(config: Fields) -> int:
@@ -141,11 +154,10 @@ def _pooling(config: Fields) -> str:
         if named not in NAMED_POOLINGS:
             raise config.wrong("pooling_mode", f"one of {', '.join(NAMED_POOLINGS)}")
         return NAMED_POOLINGS[named]
-    other = [flag for flag in OTHER_POOLINGS if config.flag(flag, False)]
     found = [kind for flag, kind in POOLINGS.items() if config.flag(flag, False)]
-    if other or len(found) > 1:
+    if len(found) > 1:
         raise ModelError(
-            f"{config.source}: this kind of pooling is not supported, only one of "
+            f"{config.source}: pooling in several ways at once is not supported, only one of "
             f"{', '.join(POOLINGS)}"
         )
     return found[0] if found else "mean"
@@ -177,6 +189,11 @@ def _dimensions(config: Fields, spec: ModelSpec, width: int) -> tuple[tuple[int,
         return tuple(sorted(int(size) for size in sizes if 1 <= size < width)), 0
     if config.flag("is_matryoshka", False):
         return (), 1
+    return trained_dimensions(spec, width)
+
+
+def trained_dimensions(spec: ModelSpec, width: int) -> tuple[tuple[int, ...], int]:
+    """Return the same of families of which it is known where no file says it."""
     if spec.bidirectional and spec.architecture in MATRYOSHKA:
         return tuple(size for size in MATRYOSHKA[spec.architecture] if size < width), 0
     return (), QWEN3_LEAST if spec.architecture == "qwen3" else 0

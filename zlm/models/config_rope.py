@@ -14,7 +14,7 @@ from zlm.config import RopeSpec
 from zlm.errors import ModelError
 from zlm.models.config_fields import Fields
 
-KINDS = ("none", "linear", "llama3", "yarn", "longrope")
+KINDS = ("none", "linear", "llama3", "yarn", "longrope", "proportional")
 SPELLINGS = {"default": "none", "su": "longrope"}  # other names the kinds go by
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -83,6 +83,10 @@ def _yarn(rope: Fields, original: int, position: int) -> dict[str, Any]:
     }
 
 
+def _proportional(rope: Fields, original: int, position: int) -> dict[str, Any]:
+    return {"factor": rope.number("factor", 1.0)}
+
+
 def _longrope(rope: Fields, original: int, position: int) -> dict[str, Any]:
     return {
         "factor": rope.number("factor", position / original),
@@ -93,7 +97,13 @@ def _longrope(rope: Fields, original: int, position: int) -> dict[str, Any]:
     }
 
 
-_SCALINGS = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
+_SCALINGS = {
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "proportional": _proportional,
+}
 
 
 def check_rope(rope: RopeSpec, head_dim: int, source: str) -> None:
@@ -160,7 +170,7 @@ def gguf_rope(
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
     if kind == "none" and keys.has("rope.scale_linear") and factor != 1.0:
         kind = "linear"
-    if kind not in KINDS or kind == "llama3":
+    if kind not in KINDS or kind in ("llama3", "proportional"):
         raise ModelError(f"{keys.source}: rope scaling {kind!r} is not supported")
     if kind == "none":
         return plain

@@ -1,18 +1,22 @@
-"""Llama and its relatives (Mistral, Qwen2, Qwen3, SmolLM): one decoder, told apart by the spec.
+"""Llama and its kin (Mistral, Qwen, Phi-3, OLMo, SmolLM): one decoder, told apart by the spec.
 
-A layer is  h += attention(norm(h));  h += mlp(norm(h)),  and h is the residual of the whole step.
-Biases, norms of q and k, windows and rope scaling are the spec's; no family is named here.
+A layer is  h += attention(norm(h));  h += mlp(norm(h)),  and h is the residual of the whole step;
+in OLMo 2 and 3 it is  h += norm(attention(h));  h += norm(mlp(h)).  In Mixtral and the mixtures of
+Qwen the MLP is one of experts. Biases, norms of q and k, windows and rotation are the spec's; no
+family is named here.
 """
 
 from torch import Tensor
 
-from zlm.config import ModelSpec
+from zlm.config import ModelSpec, RopeSpec
 from zlm.layers.attention import Attention, LayerStep
 from zlm.layers.mlp import GatedMLP
+from zlm.layers.moe import MixtureMLP
 from zlm.layers.norm import rms_norm
 from zlm.layers.parameters import Parameters
-from zlm.layers.rotary import rotary_table
+from zlm.layers.rotary import layer_ropes
 from zlm.models.step import StepPlanner
+from zlm.models.tensors import has_experts
 from zlm.ops.backend import LMHead
 from zlm.ops.batch import StepBatch
 
@@ -23,17 +27,18 @@ class Llama:
     def __init__(self, spec: ModelSpec, parameters: Parameters, max_model_len: int) -> None:
         ops, model = parameters.ops, parameters.under("model")
         self.ops = ops
-        table = rotary_table(spec.rope, spec.head_dim, max_model_len, ops.device)
-        self.planner = StepPlanner(spec, ops, [table] * spec.num_layers)
-        weight = model["embed_tokens.weight"]
+        self.planner = StepPlanner(spec, ops, max_model_len)
+        weight = model.product("embed_tokens.weight")
         self.embedding = ops.embedding(weight, spec.embedding_scale, ops.dtype)
+        kind = PostNormLayer if spec.post_norms else DecoderLayer
         self.layers = [
-            DecoderLayer(model.under(f"layers.{i}"), spec) for i in range(spec.num_layers)
+            kind(model.under(f"layers.{i}"), spec, rope, i)
+            for i, rope in enumerate(layer_ropes(spec))
         ]
         self.norm = rms_norm(model, "norm", spec)
         self.head: LMHead | None = None
         if spec.pooling is None:
-            head = weight if spec.tie_embeddings else parameters["lm_head.weight"]
+            head = weight if spec.tie_embeddings else parameters.product("lm_head.weight")
             self.head = ops.lm_head(head, spec.final_softcap)
 
     def forward(self, batch: StepBatch, caches: list[Tensor]) -> Tensor:
@@ -53,13 +58,32 @@ class Llama:
 class DecoderLayer:
     """Attention and MLP, each after a norm and added to the residual."""
 
-    def __init__(self, parameters: Parameters, spec: ModelSpec) -> None:
+    def __init__(self, parameters: Parameters, spec: ModelSpec, rope: RopeSpec, index: int) -> None:
         self.attention_norm = rms_norm(parameters, "input_layernorm", spec)
-        self.attention = Attention(parameters.under("self_attn"), spec, spec.rope)
+        self.attention = Attention(parameters.under("self_attn"), spec, rope)
         self.mlp_norm = rms_norm(parameters, "post_attention_layernorm", spec)
-        self.mlp = GatedMLP(parameters.under("mlp"), spec.activation)
+        self.mlp: GatedMLP | MixtureMLP
+        if has_experts(spec, index):
+            self.mlp = MixtureMLP(parameters.under("mlp"), spec)
+        else:
+            self.mlp = GatedMLP(parameters.under("mlp"), spec.activation)
 
     def __call__(self, hidden: Tensor, step: LayerStep) -> Tensor:
         """Return the residual after this layer, [T', H]; *hidden* is used up."""
         hidden = self.attention.add(hidden, hidden, self.attention_norm, step)
         return self.mlp.add(hidden, hidden, self.mlp_norm)
+
+
+class PostNormLayer:
+    """Attention and MLP, whose results are normed and added to the residual (OLMo 2)."""
+
+    def __init__(self, parameters: Parameters, spec: ModelSpec, rope: RopeSpec, index: int) -> None:
+        self.attention = Attention(parameters.under("self_attn"), spec, rope)
+        self.attention_norm = rms_norm(parameters, "post_attention_layernorm", spec)
+        self.mlp = GatedMLP(parameters.under("mlp"), spec.activation)
+        self.mlp_norm = rms_norm(parameters, "post_feedforward_layernorm", spec)
+
+    def __call__(self, hidden: Tensor, step: LayerStep) -> Tensor:
+        """Return the residual after this layer, [T', H]; *hidden* is used up."""
+        hidden = hidden.add_(self.attention_norm(self.attention(hidden, step)))
+        return hidden.add_(self.mlp_norm(self.mlp(hidden)))

@@ -5,7 +5,7 @@ nothing of files or of steps.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
@@ -15,11 +15,15 @@ from zlm.config import ModelSpec
 from zlm.errors import ModelError
 from zlm.layers.parameters import Parameters
 from zlm.models.bert import Bert
-from zlm.models.gemma3 import Gemma3
+from zlm.models.gemma import Gemma
+from zlm.models.gemma4 import Gemma4
 from zlm.models.llama import Llama
+from zlm.models.modernbert import ModernBert
+from zlm.models.nomic_bert import NomicBert
 from zlm.models.tensors import EMBEDDING, HEAD, check_names, check_shape, expected_tensors
 from zlm.ops.backend import Ops
 from zlm.ops.batch import StepBatch
+from zlm.ops.block_matrix import BlockMatrix
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +46,27 @@ class Weights(Protocol):
     def get(self, name: str) -> Tensor: ...
 
 
-MODELS: dict[str, type[Llama] | type[Gemma3] | type[Bert]] = {
+MODELS: dict[
+    str, type[Llama] | type[Gemma] | type[Gemma4] | type[Bert] | type[ModernBert] | type[NomicBert]
+] = {
     "llama": Llama,
     "mistral": Llama,
     "qwen2": Llama,
     "qwen3": Llama,
-    "gemma3": Gemma3,
+    "mixtral": Llama,
+    "gpt_oss": Llama,
+    "qwen2_moe": Llama,
+    "qwen3_moe": Llama,
+    "gemma2": Gemma,
+    "gemma3": Gemma,
+    "gemma4": Gemma4,
+    "phi3": Llama,
+    "olmo2": Llama,
+    "olmo3": Llama,
+    "smollm3": Llama,
     "bert": Bert,
+    "modernbert": ModernBert,
+    "nomic_bert": NomicBert,
 }
 
 
@@ -58,10 +76,12 @@ def build(
     *,
     ops: Ops,
     max_model_len: int,
+    quantized: Callable[[str], BlockMatrix | None] | None = None,
 ) -> Model:
     """Build the model of *spec* from *weights*, to compute with *ops*.
 
-    max_model_len: longest sequence in tokens, for which positions are prepared. Raises ModelError
+    max_model_len: longest sequence in tokens, for which positions are prepared. quantized: gives
+    the weights that are to stay so, for ops that take them. Raises ModelError
     that names missing, unexpected and misshapen tensors.
     """
     if spec.architecture not in MODELS:
@@ -83,6 +103,6 @@ def build(
             HEAD,
             EMBEDDING,
         )
-    parameters = Parameters(read, names, ops)
+    parameters = Parameters(read, names, ops, read_quantized=quantized)
     with torch.inference_mode():
         return MODELS[spec.architecture](spec, parameters, max_model_len)

@@ -7,90 +7,125 @@ shape is an error that names it. Imports no torch.
 
 from collections.abc import Iterable
 
-from zlm.config import ModelSpec
+from zlm.config import ExpertsSpec, ModelSpec
 from zlm.errors import ModelError
+from zlm.models.tensors_encoder import ENCODERS, SURPLUS, head_tensors
+from zlm.models.tensors_gemma4 import gemma4_tensors, unused
 
 MAX_NAMED = 5  # tensors an error message lists by name
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-# Of BERT checkpoints: heads that were trained with the encoder and are not used, and a buffer.
-BERT_SURPLUS = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids", "embeddings.token_type_i")
 
 
 def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Return name → shape of every tensor that the model is made of; a tied head is not one."""
-    if spec.architecture == "bert":
-        return bert_tensors(spec)
+    if spec.architecture in ENCODERS:
+        return ENCODERS[spec.architecture](spec) | head_tensors(spec)
     hidden = spec.hidden_size
-    layer = _layer_tensors(spec)
     tensors: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, hidden)}
-    for index in range(spec.num_layers):
-        tensors |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
-    tensors["model.norm.weight"] = (hidden,)
+    if spec.gemma4 is not None:
+        tensors |= gemma4_tensors(spec)
+    else:
+        for index in range(spec.num_layers):
+            layer = _attention_tensors(spec) | _mlp_tensors(spec, index)
+            tensors |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+        tensors["model.norm.weight"] = (hidden,)
     if not spec.tie_embeddings and spec.pooling is None:
         tensors[HEAD] = (spec.vocab_size, hidden)
-    return tensors
+    return tensors | head_tensors(spec)
 
 
-def bert_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return name → shape of every tensor of an encoder of BERT's family and of its head."""
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    tensors: dict[str, tuple[int, ...]] = {
-        "embeddings.word_embeddings.weight": (spec.vocab_size, hidden),
-        "embeddings.position_embeddings.weight": (
-            spec.max_position + spec.position_offset,
-            hidden,
-        ),
-    }
-    if spec.token_types:
-        tensors["embeddings.token_type_embeddings.weight"] = (spec.token_types, hidden)
-    products = {
-        "attention.self.query": (hidden, hidden),
-        "attention.self.key": (hidden, hidden),
-        "attention.self.value": (hidden, hidden),
-        "attention.output.dense": (hidden, hidden),
-        "intermediate.dense": (inner, hidden),
-        "output.dense": (hidden, inner),
-    }
-    norms = ["embeddings.LayerNorm"]
-    for index in range(spec.num_layers):
-        layer = f"encoder.layer.{index}"
-        norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
-        for name, shape in products.items():
-            tensors[f"{layer}.{name}.weight"] = shape
-            tensors[f"{layer}.{name}.bias"] = shape[:1]
-    for name in norms:
-        tensors[f"{name}.weight"] = tensors[f"{name}.bias"] = (hidden,)
-    for dense in () if spec.pooling is None else spec.pooling.dense:
-        if not dense.path:
-            tensors[f"{dense.name}.weight"] = (dense.out_features, dense.in_features)
-            tensors[f"{dense.name}.bias"] = (dense.out_features,)
-    return tensors
-
-
-def _layer_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    hidden, inner, head_dim = spec.hidden_size, spec.intermediate_size, spec.head_dim
+def _attention_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    hidden, head_dim = spec.hidden_size, spec.head_dim
     q, kv = spec.num_heads * head_dim, spec.num_kv_heads * head_dim
     products = [  # name, rows, columns, has a bias
         ("self_attn.q_proj", q, hidden, spec.qkv_bias),
         ("self_attn.k_proj", kv, hidden, spec.qkv_bias),
         ("self_attn.v_proj", kv, hidden, spec.qkv_bias),
         ("self_attn.o_proj", hidden, q, spec.o_bias),
+    ]
+    if spec.fused_products:
+        products[:3] = [("self_attn.qkv_proj", q + 2 * kv, hidden, spec.qkv_bias)]
+    tensors = _with_biases(products)
+    norms = ["post_attention_layernorm"]
+    if not spec.post_norms:
+        norms += ["input_layernorm"]
+    if spec.sandwich_norms:
+        norms += ["pre_feedforward_layernorm"]
+    if spec.sandwich_norms or spec.post_norms:
+        norms += ["post_feedforward_layernorm"]
+    tensors |= {f"{name}.weight": (hidden,) for name in norms}
+    if spec.attention_sinks:
+        tensors["self_attn.sinks"] = (spec.num_heads,)
+    if spec.qk_norm:
+        sizes = (q, kv) if spec.qk_norm_whole else (head_dim, head_dim)
+        tensors |= {"self_attn.q_norm.weight": sizes[:1], "self_attn.k_norm.weight": sizes[1:]}
+    return tensors
+
+
+def has_experts(spec: ModelSpec, index: int) -> bool:
+    """Whether a mixture of experts is the MLP of layer *index*."""
+    return spec.experts is not None and (not spec.experts.layers or spec.experts.layers[index])
+
+
+def _mlp_tensors(spec: ModelSpec, index: int) -> dict[str, tuple[int, ...]]:
+    if has_experts(spec, index):
+        return _mixture_tensors(spec)
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    products = [
         ("mlp.gate_proj", inner, hidden, spec.mlp_bias),
         ("mlp.up_proj", inner, hidden, spec.mlp_bias),
         ("mlp.down_proj", hidden, inner, spec.mlp_bias),
     ]
+    if spec.fused_products:
+        products[:2] = [("mlp.gate_up_proj", 2 * inner, hidden, spec.mlp_bias)]
+    return _with_biases(products)
+
+
+def _mixture_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    hidden, experts = spec.hidden_size, spec.experts
+    assert experts is not None
+    if experts.layout == "fused":
+        return _fused_tensors(experts, hidden)
+    projections = {"gate_proj": experts.size, "up_proj": experts.size, "down_proj": hidden}
+    tensors: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (experts.count, hidden)}
+    for name, rows in projections.items():
+        shape = (rows, hidden + experts.size - rows)
+        if experts.layout == "stacked":
+            tensors[f"mlp.experts.{name}.weight"] = (experts.count, *shape)
+        else:
+            for index in range(experts.count):
+                tensors[f"mlp.experts.{index}.{name}.weight"] = shape
+    if shared := experts.shared_size:
+        tensors["mlp.shared_expert_gate.weight"] = (1, hidden)
+        for name, rows in (("gate_proj", shared), ("up_proj", shared), ("down_proj", hidden)):
+            tensors[f"mlp.shared_expert.{name}.weight"] = (rows, hidden + shared - rows)
+    return tensors
+
+
+def _fused_tensors(experts: ExpertsSpec, hidden: int) -> dict[str, tuple[int, ...]]:
+    count, size = experts.count, experts.size
+    tensors: dict[str, tuple[int, ...]] = {
+        "mlp.router.weight": (count, hidden),
+        "mlp.experts.gate_up_proj": (count, hidden, 2 * size),
+        "mlp.experts.down_proj": (count, size, hidden),
+    }
+    if experts.biases:
+        tensors |= {
+            "mlp.router.bias": (count,),
+            "mlp.experts.gate_up_proj_bias": (count, 2 * size),
+            "mlp.experts.down_proj_bias": (count, hidden),
+        }
+    return tensors
+
+
+def _with_biases(products: list[tuple[str, int, int, bool]]) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of *products*: name, rows, columns, whether there is a bias."""
     tensors: dict[str, tuple[int, ...]] = {}
     for name, rows, columns, bias in products:
         tensors[f"{name}.weight"] = (rows, columns)
         if bias:
             tensors[f"{name}.bias"] = (rows,)
-    norms = ["input_layernorm", "post_attention_layernorm"]
-    if spec.sandwich_norms:
-        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-    tensors |= {f"{name}.weight": (hidden,) for name in norms}
-    if spec.qk_norm:
-        tensors |= {f"self_attn.{name}.weight": (head_dim,) for name in ("q_norm", "k_norm")}
     return tensors
 
 
@@ -111,8 +146,8 @@ def check_names(
     if missing:
         raise ModelError(f"the checkpoint lacks {_listing(missing)}")
     unexpected = sorted(found - expected.keys() - {HEAD})
-    if spec.architecture == "bert":
-        unexpected = [name for name in unexpected if not name.startswith(BERT_SURPLUS)]
+    surplus = unused(spec) if spec.gemma4 is not None else SURPLUS.get(spec.architecture, ())
+    unexpected = [name for name in unexpected if not name.startswith(surplus)]
     if unexpected:
         raise ModelError(
             f"the checkpoint holds {_listing(unexpected)}, which a {spec.architecture} model of "

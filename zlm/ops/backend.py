@@ -14,6 +14,7 @@ their device computes best. Two conventions let a backend do several of them in 
 the rows that are computed, T and perhaps padding.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from zlm.ops.batch import StepBatch
+from zlm.ops.block_matrix import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,44 @@ class GatedProduct(Protocol):
         """Return [T', I] for x [T', K], or for its norm."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """One expert of a mixture: down(act(gate(x)) * up(x)). All biases or none."""
+
+    gate: Tensor  # [I, H]
+    up: Tensor  # [I, H]
+    down: Tensor  # [H, I]
+    gate_bias: Tensor | None = None  # [I]
+    up_bias: Tensor | None = None  # [I]
+    down_bias: Tensor | None = None  # [H]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """How experts are chosen and computed.
+
+    A token's experts are the *chosen* ones with the largest logits. Their shares are those of a
+    softmax over all logits, and with *normalize* over the chosen ones' alone.
+    """
+
+    count: int
+    chosen: int
+    normalize: bool
+    activation: str  # silu, gelu_tanh, or clamped
+    limit: float = 0.0  # of clamped:  (up + 1) * gate * sigmoid(alpha * gate)  with gate at most
+    alpha: float = 0.0  # the limit, and up within it on either side
+
+
+class Experts(Protocol):
+    """The experts of a layer: for each token the sum of what its experts give, by their shares."""
+
+    def __call__(self, x: Tensor, logits: Tensor, residual: Tensor) -> Tensor:
+        """Return residual [T', H], which is used up, plus the mixture of x [T', H].
+
+        logits: the router's, float32 [T', count].
+        """
+
+
 class Embedding(Protocol):
     """Rows of a weight, times a scale."""
 
@@ -129,23 +169,26 @@ class Ops(Protocol):
     def norm(self, weight: Tensor, eps: float) -> Norm:
         """Make the norm with *weight* float32 [H], which is final (1 + w, if a family does so)."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Product:
+    def linear(self, weight: Weight, bias: Tensor | None = None, *, wide: bool = False) -> Product:
         """Make the product with *weight* [N, K] and *bias* [N]; *wide*: its result is float32."""
 
     def gated(
         self,
-        gate: Tensor,
-        up: Tensor,
+        gate: Weight,
+        up: Weight,
         gate_bias: Tensor | None,
         up_bias: Tensor | None,
         activation: str,
     ) -> GatedProduct:
         """Make the product with *gate* and *up* [I, K]; activation: silu or gelu_tanh."""
 
-    def embedding(self, weight: Tensor, scale: float, dtype: torch.dtype) -> Embedding:
+    def experts(self, mixture: Mixture, read: Callable[[int], ExpertWeights]) -> Experts:
+        """Make the experts whose weights *read* gives, one after another, once each."""
+
+    def embedding(self, weight: Weight, scale: float, dtype: torch.dtype) -> Embedding:
         """Make the lookup in *weight* [V, H] whose result is of *dtype*."""
 
-    def lm_head(self, weight: Tensor, softcap: float) -> LMHead:
+    def lm_head(self, weight: Weight, softcap: float) -> LMHead:
         """Make the head with *weight* [V, H], which may be the embedding's; softcap 0: none."""
 
     def attention(
@@ -157,8 +200,17 @@ class Ops(Protocol):
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         eps: float,
+        sinks: Tensor | None = None,
+        value_norm: bool = False,
+        reads_only: bool = False,
     ) -> PagedAttention:
-        """Make a layer's attention; q_norm, k_norm: float32 [D] final weights, both or neither."""
+        """Make a layer's attention; q_norm, k_norm: float32 final weights, both or neither.
+
+        They are [D], of the norm of each head, or [Hq D] and [Hkv D], of one over all heads. sinks:
+        float32 [Hq], a score of each head that takes its share of the softmax and gives nothing.
+        value_norm: each head of v is normed too, with no weight. reads_only: rows are [T', Hq * D],
+        queries alone, and the step's keys and values are in the cache already (k_norm is None).
+        """
 
     # ----------------------------------------------------------------------------------- of a step
 

@@ -3,54 +3,75 @@
 It is also the reference that the GPU backend is tested against.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from zlm.ops import cpu_attention, cpu_linear, cpu_rotary, kv_cache
-from zlm.ops.backend import Geometry, Norm
+from zlm.ops.backend import ExpertWeights, GatedProduct, Geometry, Mixture, Norm, Product
 from zlm.ops.batch import StepBatch
+from zlm.ops.block_matrix import BlockMatrix, Weight, plain, stack
 from zlm.ops.cpu_attention import CpuPlan
+from zlm.ops.cpu_experts import CpuExperts
 from zlm.ops.cpu_linear import CpuGatedProduct, CpuProduct, WideProduct
-from zlm.ops.cpu_norm import RMSNorm
+from zlm.ops.cpu_norm import HeadNorms, RMSNorm
+from zlm.ops.cpu_quantized import QuantizedGated, QuantizedProduct
+from zlm.ops.scores import Scores
 
 
 class CpuOps:
-    """See ``zlm.ops.backend.Ops``. Computes in *dtype*: float32, or bfloat16 where that is fast."""
+    """See ``zlm.ops.backend.Ops``. Computes in *dtype*: float32, or bfloat16 where that is fast.
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    With *quantized*, which needs bfloat16, weights may be quantized, and short steps stay short.
+    """
+
+    def __init__(self, dtype: torch.dtype, *, quantized: bool = False) -> None:
         self.device = torch.device("cpu")
         self.dtype = dtype
         self.needs_lengths = True
         self.pdl = False
-        self._min_rows = cpu_linear.min_rows(dtype)
+        self._min_rows = 1 if quantized else cpu_linear.min_rows(dtype)
 
     def norm(self, weight: Tensor, eps: float) -> RMSNorm:
         return RMSNorm(weight, eps, self.dtype)
 
-    def linear(
-        self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False
-    ) -> CpuProduct | WideProduct:
+    def linear(self, weight: Weight, bias: Tensor | None = None, *, wide: bool = False) -> Product:
+        if isinstance(weight, BlockMatrix):
+            assert not wide, "products of quantized weights are bfloat16"
+            return QuantizedProduct(weight, bias)
         if wide and weight.dtype != torch.float32:
             return WideProduct(weight, bias)
         return CpuProduct(cpu_linear.pack(weight, bias))
 
     def gated(
         self,
-        gate: Tensor,
-        up: Tensor,
+        gate: Weight,
+        up: Weight,
         gate_bias: Tensor | None,
         up_bias: Tensor | None,
         activation: str,
-    ) -> CpuGatedProduct:
+    ) -> GatedProduct:
+        if isinstance(gate, BlockMatrix) and isinstance(up, BlockMatrix):
+            both = stack([gate, up], self.dtype)
+            if isinstance(both, BlockMatrix):
+                biases = [bias for bias in (gate_bias, up_bias) if bias is not None]
+                return QuantizedGated(both, torch.cat(biases) if biases else None, activation)
+        gate, up = plain(gate, self.dtype), plain(up, self.dtype)
         packed = cpu_linear.pack(gate, gate_bias), cpu_linear.pack(up, up_bias)
         return CpuGatedProduct(*packed, activation)
 
-    def embedding(self, weight: Tensor, scale: float, dtype: torch.dtype) -> "CpuEmbedding":
+    def experts(self, mixture: Mixture, read: Callable[[int], ExpertWeights]) -> CpuExperts:
+        return CpuExperts(mixture, read)
+
+    def embedding(self, weight: Weight, scale: float, dtype: torch.dtype) -> "CpuEmbedding":
         return CpuEmbedding(weight, scale, dtype)
 
-    def lm_head(self, weight: Tensor, softcap: float) -> "CpuLMHead":
-        return CpuLMHead(weight, softcap)
+    def lm_head(self, weight: Weight, softcap: float) -> "CpuLMHead":
+        if isinstance(weight, BlockMatrix):
+            return CpuLMHead(QuantizedProduct(weight), softcap)
+        return CpuLMHead(cpu_linear.pack(weight), softcap)
 
     def attention(
         self,
@@ -61,12 +82,18 @@ class CpuOps:
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         eps: float,
-    ) -> "CpuPagedAttention":
-        norm = None
+        sinks: Tensor | None = None,
+        value_norm: bool = False,
+        reads_only: bool = False,
+    ) -> "CpuPagedAttention | CpuReadingAttention":
+        scores = Scores(scale, softcap, sinks)
+        if reads_only:
+            norm = None if q_norm is None else RMSNorm(q_norm, eps)
+            return CpuReadingAttention(geometry, scores, norm)
+        norms = None
         if q_norm is not None and k_norm is not None:
-            weights = (q_norm, geometry.num_heads), (k_norm, geometry.num_kv_heads)
-            norm = RMSNorm(torch.cat([w.expand(heads, -1) for w, heads in weights]), eps)
-        return CpuPagedAttention(geometry, scale, softcap, norm)
+            norms = HeadNorms(geometry, q_norm, k_norm, eps, values=value_norm)
+        return CpuPagedAttention(geometry, scores, norms)
 
     def sandwich(
         self, x: Tensor, hidden: Tensor, inner: Norm, outer: Norm
@@ -123,22 +150,26 @@ class CpuEmbedding:
     makes the product, the largest of a step, two to five times faster.
     """
 
-    def __init__(self, weight: Tensor, scale: float, dtype: torch.dtype) -> None:
+    def __init__(self, weight: Weight, scale: float, dtype: torch.dtype) -> None:
         self.weight = weight
         # The factor is rounded to the weights' type, as the models were trained with.
-        self.scale = torch.tensor(scale, dtype=weight.dtype).item()
+        stored = dtype if isinstance(weight, BlockMatrix) else weight.dtype
+        self.scale = torch.tensor(scale, dtype=stored).item()
         self.dtype = dtype
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        rows = F.embedding(token_ids, self.weight).to(self.dtype)
+        if isinstance(self.weight, BlockMatrix):
+            rows = self.weight.rows(token_ids).dequantize(self.dtype)
+        else:
+            rows = F.embedding(token_ids, self.weight).to(self.dtype)
         return rows if self.scale == 1.0 else rows.mul_(self.scale)
 
 
 class CpuLMHead:
     """See ``zlm.ops.backend.LMHead``."""
 
-    def __init__(self, weight: Tensor, softcap: float) -> None:
-        self.packed = cpu_linear.pack(weight)
+    def __init__(self, product: Callable[[Tensor], Tensor], softcap: float) -> None:
+        self.packed = product
         self.softcap = softcap
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -155,19 +186,38 @@ class CpuPagedAttention:
     one write: nothing of the QKV rows is copied on the way.
     """
 
-    def __init__(
-        self, geometry: Geometry, scale: float, softcap: float, norm: RMSNorm | None
-    ) -> None:
+    def __init__(self, geometry: Geometry, scores: Scores, norms: HeadNorms | None) -> None:
         self.geometry = geometry
-        self.scale = scale
-        self.softcap = softcap
-        self.norm = norm  # of all heads of q and k, [Hq + Hkv, D]
+        self.scores = scores
+        self.norms = norms  # of q and k
 
     def __call__(self, qkv: Tensor, rotation: Tensor, cache: Tensor, work: CpuPlan) -> Tensor:
         geometry = self.geometry
-        if self.norm is not None:
-            heads = qkv.view(qkv.shape[0], -1, geometry.head_dim)
-            self.norm.apply_(heads[:, : geometry.num_heads + geometry.num_kv_heads])
+        if self.norms is not None:
+            self.norms.apply_(qkv)
         qkv = cpu_rotary.rotate(qkv, rotation)
         kv_cache.write(cache, qkv[:, geometry.q_row :], work.slots)
-        return work.run(qkv, cache, scale=self.scale, softcap=self.softcap)
+        return work.run(qkv, cache, self.scores)
+
+
+class CpuReadingAttention:
+    """See ``zlm.ops.backend.PagedAttention``: with keys and values that another layer has stored.
+
+    Those of the step's own tokens are read back from the cache, so that rows are like any others.
+    """
+
+    def __init__(self, geometry: Geometry, scores: Scores, norm: RMSNorm | None) -> None:
+        self.geometry = geometry
+        self.scores = scores
+        self.norm = norm  # of each head of q
+
+    def __call__(self, qkv: Tensor, rotation: Tensor, cache: Tensor, work: CpuPlan) -> Tensor:
+        """Return [T', Hq * D] for *qkv* [T', Hq * D], queries alone."""
+        geometry, num_tokens = self.geometry, work.slots.shape[0]
+        if self.norm is not None:
+            self.norm.apply_(qkv.view(qkv.shape[0], -1, geometry.head_dim))
+        rows = qkv.new_zeros(qkv.shape[0], geometry.row)
+        rows[:, : geometry.q_row] = cpu_rotary.rotate(qkv, rotation[:, : geometry.q_row // 2])
+        stored = cache.view(-1, geometry.row - geometry.q_row).index_select(0, work.slots)
+        rows[:num_tokens, geometry.q_row :] = stored
+        return work.run(rows, cache, self.scores)

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from zlm.ops.backend import Geometry
 from zlm.ops.batch import GroupBatch, StepBatch
+from zlm.ops.scores import Scores
 
 TILE_TOKENS = 256  # queries of a piece
 BLOCKS_QUANTUM = 2  # blocks of a piece are a multiple of this: few shapes, little copied in vain
@@ -66,16 +67,14 @@ class Packet:
     keys: Tensor  # [r, Hkv, B * block_size, D] ┐ views of the scratch
     values: Tensor  # the same                  ┘
 
-    def run(
-        self, ordered: Tensor, geometry: Geometry, cache: Tensor, scale: float, softcap: float
-    ) -> Tensor:
+    def run(self, ordered: Tensor, geometry: Geometry, cache: Tensor, scores: Scores) -> Tensor:
         """Return the attention of the packet's queries, [r * L, Hq * D]."""
         torch.index_select(cache, 0, self.blocks, out=self.copied)
         heads = geometry.num_heads
         queries = _view(geometry, ordered, self.first, self.rows, self.length, 0, heads)
         kind = self.mask.dtype
         keys, values = self.keys.to(kind), self.values.to(kind)
-        result = _attend(queries.to(kind), keys, values, self.mask, scale, softcap)
+        result = _attend(queries.to(kind), keys, values, self.mask, scores)
         return result.transpose(1, 2).reshape(-1, geometry.q_row).to(ordered.dtype)
 
 
@@ -91,14 +90,14 @@ class Prompts:
     def end(self) -> int:
         return self.first + self.rows * self.length
 
-    def run(self, qkv: Tensor, geometry: Geometry, scale: float, softcap: float) -> Tensor:
+    def run(self, qkv: Tensor, geometry: Geometry, scores: Scores) -> Tensor:
         """Return the attention of the rows' queries, [rows * length, Hq * D]."""
         q, kv = geometry.num_heads, geometry.num_kv_heads
         queries, keys, values = (
             _view(geometry, qkv, self.first, self.rows, self.length, head, count)
             for head, count in ((0, q), (q, kv), (q + kv, kv))
         )
-        result = _attend(queries, keys, values, None, scale, softcap)
+        result = _attend(queries, keys, values, None, scores)
         return result.transpose(1, 2).reshape(-1, geometry.q_row)
 
 
@@ -113,18 +112,18 @@ class CpuPlan:
     order: Tensor | None  # int64: tokens in the order of the packets; None: they stand so
     restore: Tensor | None  # int64 [T']: where each row's result is; None: in its place
 
-    def run(self, qkv: Tensor, cache: Tensor, *, scale: float, softcap: float) -> Tensor:
+    def run(self, qkv: Tensor, cache: Tensor, scores: Scores) -> Tensor:
         """Return causal, windowed attention [T', Hq * D] of one layer over its paged cache.
 
         qkv [T', (Hq + 2 Hkv) * D], contiguous: q, k and v of this step's tokens, q and k rotated; k
         and v have been written to *cache* before. What padding rows get is finite and means
-        nothing. Scores are scaled by *scale*, and with *softcap* c > 0 become c tanh(score / c).
+        nothing.
         """
         geometry = self.geometry
         ordered = qkv if self.order is None else qkv.index_select(0, self.order)
-        results = [prompts.run(qkv, geometry, scale, softcap) for prompts in self.prompts]
+        results = [prompts.run(qkv, geometry, scores) for prompts in self.prompts]
         for packet in self.packets:
-            results.append(packet.run(ordered, geometry, cache, scale, softcap))
+            results.append(packet.run(ordered, geometry, cache, scores))
         result = results[0] if len(results) == 1 else torch.cat(results)
         return result if self.restore is None else result.index_select(0, self.restore)
 
@@ -245,26 +244,25 @@ def _packet(
 
 
 def _attend(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how: Scores
 ) -> Tensor:
     """Return [r, Hq, L, D] for queries of that shape and keys, values [r, Hkv, S, D].
 
     mask [r, 1, L, S] or None, which means causal with L = S.
     """
     grouped = queries.shape[1] != keys.shape[1]
-    if not softcap:
+    if not how.softcap and how.sinks is None:
         return F.scaled_dot_product_attention(
-            queries, keys, values, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+            queries, keys, values, mask, is_causal=mask is None, scale=how.scale, enable_gqa=grouped
         )
     if grouped:
         repeats = queries.shape[1] // keys.shape[1]
         keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
-    scores = torch.matmul(queries, keys.transpose(-1, -2)).mul_(scale / softcap).tanh_()
-    scores.mul_(softcap)
+    scores = how.apply_(torch.matmul(queries, keys.transpose(-1, -2)))
     if mask is None:
         length = queries.shape[2]
         later = torch.ones((length, length), dtype=torch.bool).triu_(1)
         scores.masked_fill_(later, float("-inf"))
     else:
         scores.add_(mask)
-    return torch.matmul(scores.softmax(-1), values)
+    return torch.matmul(how.weights(scores), values)

@@ -1,9 +1,14 @@
-"""RMS normalisation over the last dimension on the CPU, prepared once for a weight."""
+"""RMS normalisation over the last dimension on the CPU, prepared once for a weight.
+
+``RMSNorm`` is one norm; ``HeadNorms`` those of q and k in the rows of a merged product.
+"""
 
 import math
 
 import torch
 from torch import Tensor
+
+from zlm.ops.backend import Geometry
 
 
 class RMSNorm:
@@ -39,3 +44,36 @@ class RMSNorm:
             x.div_(torch.hypot(root, self._floor)).mul_(self._scaled_weight)
         else:
             x.copy_(self(x))
+
+
+class HeadNorms:
+    """Norms of q and k, in place in the rows of a merged QKV product."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        eps: float,
+        *,
+        values: bool = False,
+    ) -> None:
+        """The weights are [D], of each head, or of all heads together. *values*: heads of v too."""
+        num_q, num_k = geometry.num_heads, geometry.num_kv_heads
+        end_q, end_k = geometry.q_row, geometry.q_row + num_k * geometry.head_dim
+        if q_weight.shape[0] == geometry.head_dim:
+            weights = [q_weight.expand(num_q, -1), k_weight.expand(num_k, -1)]
+            self.parts = [(slice(end_k), RMSNorm(torch.cat(weights), eps))]
+        else:
+            self.parts = [
+                (slice(end_q), RMSNorm(q_weight, eps)),
+                (slice(end_q, end_k), RMSNorm(k_weight, eps)),
+            ]
+        if values:
+            ones = torch.ones(num_k, geometry.head_dim)
+            self.parts.append((slice(end_k, None), RMSNorm(ones, eps)))
+
+    def apply_(self, qkv: Tensor) -> None:
+        """Normalise q and k of *qkv* [T', (Hq + 2 Hkv) D]."""
+        for places, norm in self.parts:
+            norm.apply_(qkv[:, places].unflatten(1, norm.weight.shape))

@@ -7,6 +7,8 @@ attention "sdpa", whose steps with rows of many tokens need ``query_lens`` and `
 On a CPU (``torch.device("cpu")``) it runs in Triton's interpreter, which is how it is tested.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -14,14 +16,16 @@ from zlm.errors import ConfigError, ModelError
 from zlm.kernels import embedding, rms_norm
 from zlm.kernels.attention_decode_plan import DecodeWorkspace
 from zlm.ops import gpu_attention, gpu_gathered, kv_cache
-from zlm.ops.backend import Geometry, LMHead, Norm, Product
+from zlm.ops.backend import ExpertWeights, Geometry, LMHead, Mixture, Norm, Product
 from zlm.ops.batch import StepBatch
+from zlm.ops.block_matrix import Weight, plain, stack
 from zlm.ops.gpu_attention import GpuPagedAttention, GpuPlan, Prefill
+from zlm.ops.gpu_experts import GpuExperts
 from zlm.ops.gpu_fixed import FixedGatedProduct, FixedProduct
 from zlm.ops.gpu_linear import GpuGatedProduct, GpuLMHead, GpuNorm, GpuProduct
 
 ATTENTIONS = ("triton", "sdpa")
-MOST_HEAD_DIM = 256  # of attention's kernels: their settings end there
+MOST_HEAD_DIM = 512  # of attention's kernels: their settings end there
 
 
 class GpuOps:
@@ -59,14 +63,15 @@ class GpuOps:
     def norm(self, weight: Tensor, eps: float) -> GpuNorm:
         return GpuNorm(weight, eps, self.dtype, pdl=self.pdl)
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Product:
+    def linear(self, weight: Weight, bias: Tensor | None = None, *, wide: bool = False) -> Product:
         kind = FixedProduct if self._fixed else GpuProduct
-        return kind(weight, bias, torch.float32 if wide else self.dtype, pdl=self.pdl)
+        tensor = plain(weight, self.dtype)
+        return kind(tensor, bias, torch.float32 if wide else self.dtype, pdl=self.pdl)
 
     def gated(
         self,
-        gate: Tensor,
-        up: Tensor,
+        gate: Weight,
+        up: Weight,
         gate_bias: Tensor | None,
         up_bias: Tensor | None,
         activation: str,
@@ -75,12 +80,16 @@ class GpuOps:
         if gate_bias is not None and up_bias is not None:
             bias = torch.cat((gate_bias, up_bias))
         kind = FixedGatedProduct if self._fixed else GpuGatedProduct
-        return kind(torch.cat((gate, up)), bias, activation, pdl=self.pdl)
+        both = plain(stack([gate, up], self.dtype), self.dtype)
+        return kind(both, bias, activation, pdl=self.pdl)
 
-    def embedding(self, weight: Tensor, scale: float, dtype: torch.dtype) -> "GpuEmbedding":
-        return GpuEmbedding(weight, scale, dtype, pdl=self.pdl)
+    def experts(self, mixture: Mixture, read: Callable[[int], ExpertWeights]) -> GpuExperts:
+        return GpuExperts(mixture, read, self.device, fixed=self._fixed, pdl=self.pdl)
 
-    def lm_head(self, weight: Tensor, softcap: float) -> LMHead:
+    def embedding(self, weight: Weight, scale: float, dtype: torch.dtype) -> "GpuEmbedding":
+        return GpuEmbedding(plain(weight, self.dtype), scale, dtype, pdl=self.pdl)
+
+    def lm_head(self, weight: Weight, softcap: float) -> LMHead:
         return GpuLMHead(self.linear(weight, wide=True), softcap)
 
     def attention(
@@ -92,6 +101,9 @@ class GpuOps:
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         eps: float,
+        sinks: Tensor | None = None,
+        value_norm: bool = False,
+        reads_only: bool = False,
     ) -> GpuPagedAttention:
         if geometry.head_dim > MOST_HEAD_DIM:
             raise ModelError(
@@ -106,6 +118,9 @@ class GpuOps:
             q_norm=q_norm,
             k_norm=k_norm,
             eps=eps,
+            sinks=sinks,
+            value_norm=value_norm,
+            reads_only=reads_only,
             pdl=self.pdl,
         )
 

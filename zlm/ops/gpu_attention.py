@@ -15,10 +15,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from zlm.kernels import attention_decode, attention_decode_plan, attention_prefill, rotary_kv
+from zlm.kernels import (
+    attention_decode,
+    attention_decode_plan,
+    attention_prefill,
+    rms_norm,
+    rotary_kv,
+)
 from zlm.kernels.attention_decode_plan import DecodeWorkspace
 from zlm.ops.backend import Geometry
 from zlm.ops.batch import GroupBatch, StepBatch
+from zlm.ops.scores import Scores
 
 INTERPRETER_PROCESSORS = 3  # that decode attention is cut for, where there is no card to fill
 
@@ -26,7 +33,7 @@ INTERPRETER_PROCESSORS = 3  # that decode attention is cut for, where there is n
 class Prefill(Protocol):
     """The attention of a step's rows of many tokens, for one KV group."""
 
-    def run(self, q: Tensor, cache: Tensor, out: Tensor, scale: float, softcap: float) -> None:
+    def run(self, q: Tensor, cache: Tensor, out: Tensor, scores: Scores) -> None:
         """Write to *out* [T, Hq, D] the rows' attention; q [T, Hq, D]. Other tokens are left."""
 
 
@@ -55,7 +62,7 @@ class TiledPrefill:
     fixed: bool
     pdl: bool
 
-    def run(self, q: Tensor, cache: Tensor, out: Tensor, scale: float, softcap: float) -> None:
+    def run(self, q: Tensor, cache: Tensor, out: Tensor, scores: Scores) -> None:
         attention_prefill.attention_prefill(
             q,
             cache,
@@ -64,9 +71,10 @@ class TiledPrefill:
             self.seq_lens,
             self.tiles,
             out=out,
-            scale=scale,
+            scale=scores.scale,
             window=self.window,
-            softcap=softcap,
+            softcap=scores.softcap,
+            sinks=scores.sinks,
             fixed=self.fixed,
             pdl=self.pdl,
         )
@@ -149,14 +157,22 @@ class GpuPagedAttention:
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         eps: float,
+        sinks: Tensor | None,
+        value_norm: bool,
+        reads_only: bool,
         pdl: bool,
     ) -> None:
         self.geometry = geometry
         self.buffers = buffers
-        self.scale = scale
-        self.softcap = softcap
+        self.scores = Scores(scale, softcap, sinks)
+        self.value_norm = value_norm
+        self.reads_only = reads_only
         self.q_norm = q_norm
         self.k_norm = k_norm
+        self.whole_norms: tuple[Tensor, Tensor] | None = None  # over all heads: launched before
+        if q_norm is not None and k_norm is not None and q_norm.shape[0] != geometry.head_dim:
+            self.whole_norms = q_norm, k_norm
+            self.q_norm = self.k_norm = None
         self.eps = eps
         self.pdl = pdl
 
@@ -164,6 +180,8 @@ class GpuPagedAttention:
         geometry = self.geometry
         shape = qkv.shape[0], geometry.num_heads, geometry.head_dim
         q = qkv[:, : geometry.q_row].view(shape)
+        if self.whole_norms is not None:
+            self._norm_whole_rows(qkv, *self.whole_norms)
         rotary_kv.rotary_kv(
             qkv,
             work.positions,
@@ -174,6 +192,8 @@ class GpuPagedAttention:
             q_weight=self.q_norm,
             k_weight=self.k_norm,
             eps=self.eps,
+            value_norm=self.value_norm,
+            reads_only=self.reads_only,
             pdl=self.pdl,
         )
         out = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
@@ -187,11 +207,21 @@ class GpuPagedAttention:
                 work.decode,
                 out=out[:rows],
                 workspace=self.buffers,
-                scale=self.scale,
+                scale=self.scores.scale,
                 window=work.window,
-                softcap=self.softcap,
+                softcap=self.scores.softcap,
+                sinks=self.scores.sinks,
                 pdl=self.pdl,
             )
         if work.prefill is not None:
-            work.prefill.run(q, cache, out, self.scale, self.softcap)
+            work.prefill.run(q, cache, out, self.scores)
         return out.view(qkv.shape[0], geometry.q_row)
+
+    def _norm_whole_rows(self, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
+        """Norm q and k of *qkv*, each over all its heads, in place."""
+        end = self.geometry.q_row
+        for rows, weight in (
+            (qkv[:, :end], q_weight),
+            (qkv[:, end : end + k_weight.shape[0]], k_weight),
+        ):
+            rms_norm.rms_norm(rows, weight, self.eps, out=rows, pdl=self.pdl)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zlm.ops.batch import GroupBatch, StepBatch
+from zlm.ops.scores import Scores
 
 TILE_QUERIES = 256  # queries of a call: bounds its mask, [queries, keys]
 
@@ -35,12 +36,12 @@ class GatheredPrefill:
     rows: list[GatheredRow]
     window: int
 
-    def run(self, q: Tensor, cache: Tensor, out: Tensor, scale: float, softcap: float) -> None:
+    def run(self, q: Tensor, cache: Tensor, out: Tensor, scores: Scores) -> None:
         for row in self.rows:
-            self._run_row(row, q, cache, out, scale, softcap)
+            self._run_row(row, q, cache, out, scores)
 
     def _run_row(
-        self, row: GatheredRow, q: Tensor, cache: Tensor, out: Tensor, scale: float, softcap: float
+        self, row: GatheredRow, q: Tensor, cache: Tensor, out: Tensor, scores: Scores
     ) -> None:
         group = q.shape[1] // cache.shape[1]
         kv = cache.index_select(0, row.blocks).permute(2, 1, 0, 3, 4).flatten(2, 3)
@@ -55,7 +56,7 @@ class GatheredPrefill:
                 seen &= ahead < self.window
             tokens = slice(row.token + start, row.token + stop)
             queries = q[tokens].transpose(0, 1)
-            result = _attend(queries, keys, values, seen, scale, softcap)
+            result = _attend(queries, keys, values, seen, scores)
             out[tokens] = result.transpose(0, 1)
 
 
@@ -75,14 +76,12 @@ def plan(batch: StepBatch, group: GroupBatch, block_size: int) -> GatheredPrefil
     return GatheredPrefill(rows, group.window)
 
 
-def _attend(
-    queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float, softcap: float
-) -> Tensor:
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, how: Scores) -> Tensor:
     """Return [Hq, L, D] for queries of that shape, keys and values [Hq, S, D], seen [L, S]."""
-    if not softcap:
+    if not how.softcap and how.sinks is None:
         return F.scaled_dot_product_attention(
-            queries[None], keys[None], values[None], seen, scale=scale
+            queries[None], keys[None], values[None], seen, scale=how.scale
         )[0]
-    scores = queries.float() @ keys.float().transpose(1, 2)
-    scores.mul_(scale / softcap).tanh_().mul_(softcap).masked_fill_(~seen, float("-inf"))
-    return (scores.softmax(-1) @ values.float()).to(queries.dtype)
+    scores = how.apply_(queries.float() @ keys.float().transpose(1, 2))
+    weights = how.weights(scores.masked_fill_(~seen, float("-inf")))
+    return (weights @ values.float()).to(queries.dtype)

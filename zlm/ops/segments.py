@@ -20,6 +20,7 @@ class Segments:
 
     by_length: list[tuple[int, Tensor]]  # a length L, and int64 [B, L]: its rows' tokens in T
     window: int  # tokens that a query sees on either side, itself included; 0: all
+    biases: dict[int, Tensor] | None = None  # by length: [Hq, L, L] to be added to scaled q·k
 
 
 def plan(lengths: Sequence[int], window: int, device: torch.device) -> Segments:
@@ -41,12 +42,15 @@ def attention(
 ) -> Tensor:
     """Return attention [T', Hq, D] of q [T', Hq, D] over k and v [T', Hkv, D], row by row.
 
-    Rows of padding, which no segment holds, get zeros.
+    Rows of padding, which no segment holds, get zeros. Biases go with neither window nor softcap.
     """
     out = torch.zeros_like(q)
     for length, places in segments.by_length:
         queries, keys, values = (x[places].transpose(1, 2) for x in (q, k, v))  # [B, H, L, D]
-        mask = _mask(length, segments.window, q.device)
+        if segments.biases is None:
+            mask = _mask(length, segments.window, q.device)
+        else:
+            mask = segments.biases[length].to(q.dtype)
         if softcap:
             found = _capped(queries, keys, values, mask, scale, softcap)
         else:
@@ -92,7 +96,12 @@ class SegmentAttention:
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         eps: float,
+        sinks: Tensor | None = None,
+        value_norm: bool = False,
+        reads_only: bool = False,
     ) -> None:
+        special = sinks is not None or value_norm or reads_only
+        assert not special, "no model that sees both ways has these"
         self.geometry = geometry
         self.scale = scale
         self.softcap = softcap

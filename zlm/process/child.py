@@ -7,7 +7,11 @@ of what the role does.
 Dying with the parent takes two means, because each has a hole. The lifeline is a pipe of which the
 parent holds the only writing end: when it closes, a small thread here ends the process at once;
 that thread cannot run while the process is stopped or a C call keeps the interpreter. PDEATHSIG has
-the kernel kill the process then, but only if it was set before the parent was gone.
+the kernel kill the process then, but only if it was set before the parent was gone. The same thread
+shows twice a second, on the heartbeat page, that the process runs.
+
+A process may be the successor of one that has died: its incarnation counts them. Each incarnation
+has an inbox of its own, so that nothing which was on its way to the former one reaches it.
 
 SIGINT, SIGTERM and SIGHUP are ignored: a Ctrl-C in a terminal reaches the whole process group, and
 it is the parent's place to drain first and then send ``Stop``. They are blocked when this process
@@ -21,6 +25,7 @@ ours nobody can tell which requests still get their answer; a dead process can b
 import faulthandler
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -32,13 +37,15 @@ import zmq
 
 from zlm.errors import ZlmError
 from zlm.ipc.sockets import AsyncInbox, Inbox, Outbox, address
-from zlm.messages import Fatal
+from zlm.messages import Fatal, Progress, Ready
 from zlm.process.heartbeat import Heartbeat
 from zlm.process.linux import kill_when_parent_ends, set_process_name
 from zlm.process.logs import start_logging
 
 LIFELINE_FD = "ZLM_LIFELINE_FD"  # environment: descriptor of the lifeline's reading end
 HEARTBEAT_RECORD = "ZLM_HEARTBEAT_RECORD"  # environment: number of this process's record
+INCARNATION = "ZLM_INCARNATION"  # environment: how many processes were this one before
+ALIVE_MS = 500  # between two signs that this process runs
 PARENT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_WORDS_MS = 2000  # how long an ending process waits for its last messages to be sent
 
@@ -48,9 +55,12 @@ logger = logging.getLogger(__name__)
 class Child:
     """What a child knows of itself, and its ways to its peers."""
 
-    def __init__(self, role: str, index: int, runtime: Path, heartbeat_record: int) -> None:
+    def __init__(
+        self, role: str, index: int, runtime: Path, heartbeat_record: int, incarnation: int = 0
+    ) -> None:
         self.role = role
         self.index = index
+        self.incarnation = incarnation
         self.runtime = runtime
         self.context = zmq.Context()
         self.supervisor = Outbox(self.context, self.address("supervisor"), linger_ms=LAST_WORDS_MS)
@@ -61,25 +71,39 @@ class Child:
         """The name of this process in logs: its role, and its index unless that is 0."""
         return f"{self.role} {self.index}" if self.index else self.role
 
-    def address(self, role: str, index: int = 0) -> str:
+    def address(self, role: str, index: int = 0, incarnation: int = 0) -> str:
         """Return the address of the inbox of process *role* number *index* of this tree."""
-        return address(self.runtime, role, index)
+        return address(self.runtime, role, index, incarnation)
 
-    def outbox(self, role: str, index: int = 0) -> Outbox:
-        """Return a new sending end to process *role* number *index*."""
-        return Outbox(self.context, self.address(role, index))
+    def outbox(self, role: str, index: int = 0, incarnation: int = 0) -> Outbox:
+        """Return a new sending end to one incarnation of process *role* number *index*."""
+        return Outbox(self.context, self.address(role, index, incarnation))
 
     def inbox(self, accepts: Any) -> Inbox:
         """Bind this process's inbox, for a blocking loop; *accepts* is a union of messages."""
-        return Inbox(self.context, self.address(self.role, self.index), accepts)
+        return Inbox(self.context, self._own_address(), accepts)
 
     def async_inbox(self, accepts: Any, handler: Callable[[Any], None]) -> AsyncInbox:
         """Bind this process's inbox on the running event loop.
 
         An exception in *handler*, or a message that cannot be decoded, ends the process: ``fail``.
         """
-        at = self.address(self.role, self.index)
+        at = self._own_address()
         return AsyncInbox(self.context, at, accepts, handler, on_error=self.fail)
+
+    def _own_address(self) -> str:
+        return self.address(self.role, self.index, self.incarnation)
+
+    def say_ready(self, detail: str = "", *, engine: int = 0) -> None:
+        """Tell the parent that this process can work; *detail* is a line for the log.
+
+        *engine* is the incarnation of the engine core that a tokenizer works with.
+        """
+        self.supervisor.send(Ready(self.role, self.index, detail, self.incarnation, engine))
+
+    def say_progress(self, text: str) -> None:
+        """Tell the parent how far this process has got in loading."""
+        self.supervisor.send(Progress(self.role, self.index, text, self.incarnation))
 
     def fail(self, error: BaseException) -> NoReturn:
         """Log *error*, report it to the parent and end the process; from any thread."""
@@ -92,7 +116,7 @@ class Child:
         # A context of its own: whatever state the process's sockets are in, and on any thread.
         context = zmq.Context()
         last_words = Outbox(context, self.address("supervisor"), linger_ms=LAST_WORDS_MS)
-        last_words.send(Fatal(self.role, self.index, text))
+        last_words.send(Fatal(self.role, self.index, text, self.incarnation))
         last_words.close()
         context.term()
         logging.shutdown()
@@ -109,11 +133,14 @@ def run(role: str, body: Callable[[Child], None]) -> None:
         sys.exit(f"zlm: the {role} process is started by zlm itself: use `zlm serve`")
     runtime, index = Path(sys.argv[-2]), int(sys.argv[-1])
     _ignore_parent_signals()
-    _hold_lifeline(int(os.environ.pop(LIFELINE_FD)))
+    lifeline = int(os.environ.pop(LIFELINE_FD))
+    os.set_inheritable(lifeline, False)
     kill_when_parent_ends()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 PID shows where every thread stands
-    child = Child(role, index, runtime, int(os.environ.pop(HEARTBEAT_RECORD)))
+    record = int(os.environ.pop(HEARTBEAT_RECORD))
+    child = Child(role, index, runtime, record, int(os.environ.pop(INCARNATION, "0")))
+    _hold_lifeline(lifeline, child.heartbeat)
     set_process_name(f"zlm: {child.name}")
     start_logging(child.name)
     threading.excepthook = lambda thrown: child.fail(thrown.exc_value or RuntimeError("a thread"))
@@ -130,14 +157,16 @@ def _ignore_parent_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENT_SIGNALS)
 
 
-def _hold_lifeline(fd: int) -> None:
-    os.set_inheritable(fd, False)
-    watch = threading.Thread(target=_leave_at_its_end, args=(fd,), name="lifeline", daemon=True)
-    watch.start()
+def _hold_lifeline(fd: int, heartbeat: Heartbeat) -> None:
+    work = (fd, heartbeat)
+    threading.Thread(target=_live_with_parent, args=work, name="lifeline", daemon=True).start()
 
 
-def _leave_at_its_end(fd: int) -> None:
+def _live_with_parent(fd: int, heartbeat: Heartbeat) -> None:
     try:
-        os.read(fd, 1)
+        lifeline = select.poll()
+        lifeline.register(fd, select.POLLIN)
+        while not lifeline.poll(ALIVE_MS):
+            heartbeat.alive()
     finally:
         os._exit(1)

@@ -1,12 +1,19 @@
 """The heartbeat page: one fixed record a process in a small shared file, written by its owner.
 
-This is how a hang is told from idleness without a message: a process whose ``last_loop_ns`` is old
-while ``work_pending`` is set does not get on. Anyone who may enter the runtime directory may read.
+This is how a hang is told from idleness without a message (``zlm.process.watch`` does it). Anyone
+who may enter the runtime directory may read. A record says three things:
 
-A record is eight int64 words: pid, last loop (CLOCK_MONOTONIC, ns, the same clock in every
-process), steps, work pending, index, one unused, and two that hold the role's name. Each word is
-stored by one aligned 8-byte write, so no reader sees half of it. The pid is written last: a record
-without one is empty.
+- that the process runs at all: ``last_alive_ns``, written twice a second by a thread of its own, so
+  that it stands still if the process is stopped or a C call holds Python's lock;
+- that its loop goes round: ``last_loop_ns``;
+- that work gets done: ``steps``, while ``work_pending`` is set. ``longest_step_ns`` says how long
+  a step has been known to take, and so how patient an onlooker must be.
+
+A record is 16 int64 words: pid, last loop (CLOCK_MONOTONIC, ns, the same clock in every process),
+steps, work pending, index, last alive, longest step, two that hold the role's name, the rest
+unused. Each word is stored by one aligned 8-byte write, so no reader sees half of it. The pid is
+written last: a record without one is empty. Whoever starts a process in the place of another
+clears the record first.
 """
 
 import mmap
@@ -17,9 +24,9 @@ from pathlib import Path
 
 FILE_NAME = "heartbeat"
 WORD_BYTES = 8
-RECORD_WORDS = 8
+RECORD_WORDS = 16
 ROLE_BYTES = 16
-PID, LAST_LOOP, STEPS, PENDING, INDEX, _UNUSED, ROLE = range(7)
+PID, LAST_LOOP, STEPS, PENDING, INDEX, LAST_ALIVE, LONGEST_STEP, ROLE = range(8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,8 @@ class Beat:
     last_loop_ns: int  # time.monotonic_ns() of the process's last loop
     steps: int  # steps done since the process started
     work_pending: bool  # whether it had work to do then
+    last_alive_ns: int = 0  # time.monotonic_ns() when a thread of the process last ran
+    longest_step_ns: int = 0  # the longest step so far
 
     def age_seconds(self, now_ns: int) -> float:
         """Return the seconds since the last loop; *now_ns* is time.monotonic_ns()."""
@@ -43,6 +52,12 @@ def create(runtime: Path, records: int) -> None:
     fd = os.open(runtime / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     os.ftruncate(fd, records * RECORD_WORDS * WORD_BYTES)
     os.close(fd)
+
+
+def clear(runtime: Path, record: int) -> None:
+    """Empty a record whose process has ended."""
+    start = record * RECORD_WORDS * WORD_BYTES
+    _map(runtime)[start : start + WORD_BYTES] = bytes(WORD_BYTES)
 
 
 def _map(runtime: Path) -> memoryview:
@@ -58,9 +73,11 @@ class Heartbeat:
         self._bytes = _map(runtime)[start : start + RECORD_WORDS * WORD_BYTES]
         self._words = self._bytes.cast("q")
         name = role.encode()[:ROLE_BYTES].ljust(ROLE_BYTES, b"\0")
-        self._bytes[ROLE * WORD_BYTES :] = name
+        self._bytes[ROLE * WORD_BYTES : ROLE * WORD_BYTES + ROLE_BYTES] = name
         self._words[INDEX] = index
+        self._words[LONGEST_STEP] = 0
         self.beat(work_pending=False, steps=0)
+        self.alive()
         self._words[PID] = os.getpid()
 
     def beat(self, work_pending: bool, steps: int) -> None:
@@ -69,6 +86,16 @@ class Heartbeat:
         words[STEPS] = steps
         words[PENDING] = work_pending
         words[LAST_LOOP] = time.monotonic_ns()
+
+    def alive(self) -> None:
+        """Say that this process runs; for the one thread that does nothing else."""
+        self._words[LAST_ALIVE] = time.monotonic_ns()
+
+    def took(self, seconds: float) -> None:
+        """Say that a step took *seconds*."""
+        longest = int(seconds * 1e9)
+        if longest > self._words[LONGEST_STEP]:
+            self._words[LONGEST_STEP] = longest
 
 
 class HeartbeatReader:
@@ -101,4 +128,6 @@ class HeartbeatReader:
             last_loop_ns=words[at + LAST_LOOP],
             steps=words[at + STEPS],
             work_pending=bool(words[at + PENDING]),
+            last_alive_ns=words[at + LAST_ALIVE],
+            longest_step_ns=words[at + LONGEST_STEP],
         )

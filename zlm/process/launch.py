@@ -31,7 +31,7 @@ import zmq
 from zlm.ipc.sockets import Outbox, address
 from zlm.messages import Message, Stop
 from zlm.process import heartbeat
-from zlm.process.child import HEARTBEAT_RECORD, LIFELINE_FD, PARENT_SIGNALS
+from zlm.process.child import HEARTBEAT_RECORD, INCARNATION, LIFELINE_FD, PARENT_SIGNALS
 
 MAX_PROCESSES = 256
 PARENTS_OWN = {
@@ -43,6 +43,7 @@ PARENTS_OWN = {
     "WATCHDOG_PID",
     "RUNTIME_DIRECTORY",
     "ZLM_API_KEY",
+    "ZLM_ADMIN_API_KEY",
 }
 
 
@@ -92,7 +93,7 @@ class ProcessGroup:
         self._command = command
         self._children: dict[tuple[str, int], subprocess.Popen[bytes]] = {}  # the living
         self._outboxes: dict[tuple[str, int], Outbox] = {}
-        self._num_spawned = 0
+        self._records: dict[tuple[str, int], int] = {}  # on the heartbeat page
         self._lifeline = os.pipe()  # both ends close on exec; children get the reading end
         self._spawner = _Spawner()
         self._closed = False
@@ -112,27 +113,34 @@ class ProcessGroup:
         role: str,
         index: int,
         *,
+        incarnation: int = 0,
         pass_fds: Sequence[int] = (),
         env: Mapping[str, str] | None = None,
     ) -> None:
         """Start process *role* number *index*; it inherits *pass_fds*, and *env* is added.
 
-        Raises OSError if the system cannot start it.
+        It may take the place of one that has ended: *incarnation* counts them. Raises OSError if
+        the system cannot start it.
         """
-        assert (role, index) not in self._children and not self._closed
+        name = role, index
+        assert name not in self._children and not self._closed
         environment = {k: v for k, v in os.environ.items() if k not in PARENTS_OWN}
         if role != "worker":
             environment.setdefault("OMP_NUM_THREADS", "1")
             environment.setdefault("OPENBLAS_NUM_THREADS", "1")
         environment |= env or {}
         environment[LIFELINE_FD] = str(self._lifeline[0])
-        environment[HEARTBEAT_RECORD] = str(self._num_spawned)
+        record = self._records.setdefault(name, len(self._records))
+        heartbeat.clear(self.runtime, record)
+        environment[HEARTBEAT_RECORD] = str(record)
+        environment[INCARNATION] = str(incarnation)
         command = [*self._command(role), str(self.runtime), str(index)]
         fds = (self._lifeline[0], *pass_fds)
-        self._children[role, index] = self._spawner.spawn(command, environment, fds)
-        self._num_spawned += 1
-        to = address(self.runtime, role, index)
-        self._outboxes[role, index] = Outbox(self._context, to)
+        self._children[name] = self._spawner.spawn(command, environment, fds)
+        if name in self._outboxes:
+            self._outboxes[name].close()
+        to = address(self.runtime, role, index, incarnation)
+        self._outboxes[name] = Outbox(self._context, to)
 
     def send(self, role: str, index: int, message: Message) -> None:
         """Send *message* to one child; queued until the child has bound its inbox."""
@@ -153,6 +161,12 @@ class ProcessGroup:
                 del self._children[role, index]
                 deaths.append(Death(role, index, status))
         return deaths
+
+    def signal(self, role: str, index: int, number: int) -> None:
+        """Send a signal to one child, if it lives; ``poll`` tells of its death."""
+        process = self._children.get((role, index))
+        if process is not None:
+            process.send_signal(number)
 
     def stop(self, timeout: float) -> list[Death]:
         """Ask every child to leave, wait up to *timeout* seconds, kill the rest; return the dead.

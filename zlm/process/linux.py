@@ -1,8 +1,9 @@
-"""The two kernel calls that Python's library lacks: prctl's death signal and process name."""
+"""What Python lacks of Linux: prctl's death signal and process name, a process's memory."""
 
 import ctypes
 import os
 import signal
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -24,3 +25,15 @@ def kill_when_parent_ends() -> None:
 def set_process_name(name: str) -> None:
     """Set the name that ``ps`` and ``top`` show for this process; cut to 15 bytes."""
     _prctl(PR_SET_NAME, name.encode()[:NAME_BYTES])
+
+
+def memory_bytes(pid: int) -> int:
+    """Return the resident memory of process *pid*; 0 if it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    for line in status.splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,14 +1,21 @@
-"""Log lines: ``time level process message`` on stderr, one line each, in every process alike.
+"""Log lines on stderr, one a record, in every process alike: as text, or as JSON for machines.
+
+    2026-11-29 22:41:07.123 INFO    frontend POST /v1/completions 200 0.310s prompt=5 output=16
+    {"time": "2026-11-29T22:41:07.123Z", "level": "info", "process": "frontend", "logger": ...
 
 Control characters inside a message are escaped, so that data from a client can neither break a
-line nor forge one; each line of a traceback gets the same prefix. ``ZLM_LOG`` sets the level:
-debug, info (the default), warning or error.
+line nor forge one; each line of a traceback gets the same prefix. As JSON, a record is one object:
+its message, and the ``fields`` that it may carry beside it, each under its own name. ``ZLM_LOG``
+sets the level: debug, info (the default), warning or error. The supervisor passes the format on to
+its children in the environment, since they log before they know their configuration.
 """
 
+import json
 import logging
 import os
 import re
 import sys
+import time
 
 LEVELS = {
     "debug": logging.DEBUG,
@@ -16,6 +23,7 @@ LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+FORMAT = "ZLM_LOG_FORMAT"  # environment of child processes: text or json
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -36,17 +44,46 @@ class LineFormatter(logging.Formatter):
         return "\n".join(f"{prefix} {line}" for line in lines)
 
 
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one line of JSON, all ASCII. Times are UTC."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        facts = {
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in getattr(record, "fields", {}).items():
+            facts.setdefault(name, value)
+        if record.exc_info:
+            facts["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(facts, default=str)
+
+
 def escape(text: str) -> str:
     """Return *text* with control characters and lone surrogates written as escapes."""
     text = CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def start_logging(process: str) -> None:
-    """Send the log of this process to stderr; *process* is its name in each line."""
+def start_logging(process: str, form: str | None = None) -> None:
+    """Send the log of this process to stderr; *process* is its name in each line.
+
+    *form* is text or json, for the children that this process starts, too; None: as its parent's.
+    """
     wanted = os.environ.get("ZLM_LOG", "info").strip().lower()
+    if form is not None:
+        os.environ[FORMAT] = form
+    as_json = os.environ.get(FORMAT) == "json"
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter(process))
+    handler.setFormatter(JsonFormatter(process) if as_json else LineFormatter(process))
     logging.basicConfig(level=LEVELS.get(wanted, logging.INFO), handlers=[handler], force=True)
     logging.captureWarnings(True)
     for chatty in ("asyncio", "httpx", "httpcore", "urllib3", "filelock", "fsspec"):

@@ -9,7 +9,8 @@
 
 With ``abort`` a front end ends its open requests with an error answer, so that no client is left
 without an end. A process that is still loading cannot read messages, so a tree that ends before it
-was ready is killed: nothing in it is worth waiting for. Knows nothing of how a tree comes up.
+was ready is killed: nothing in it is worth waiting for. While a tree ends nothing is replaced.
+Knows nothing of how a tree comes up.
 """
 
 import logging
@@ -29,7 +30,7 @@ async def drain(tree: Tree, shutdown_timeout: float) -> None:
     Open requests may finish for *shutdown_timeout* seconds, unless a fault or a second signal
     says otherwise. A fault on the way is left in ``tree.fault``.
     """
-    was_ready = tree.is_ready
+    was_ready = tree.has_served
     if tree.fault is None and was_ready and tree.num_signals < 2:
         await _finish_requests(tree, shutdown_timeout)
     if not _is_drained(tree):

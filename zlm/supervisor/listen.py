@@ -1,21 +1,26 @@
-"""The HTTP socket: bound before anything loads, or taken from systemd, and handed to front ends.
+"""The HTTP sockets: bound before anything loads, or taken from systemd, and handed to front ends.
 
-Owns the supervisor's copy of the socket and, for a Unix socket, its path. The socket listens from
-the start, so that a second server on the port fails at once and clients wait rather than being
-refused while the model loads. Knows nothing of HTTP.
+Owns the supervisor's copy of the sockets and, for a Unix socket, its path. They listen from the
+start, so that a second server on the port fails at once and clients wait rather than being refused
+while the model loads. Knows nothing of HTTP.
 
 Several front ends that accept from one socket share badly: whichever wakes first empties the queue
 (256 connections at once went 222 to 34 over two). So each has a TCP socket of its own on the port,
 among which the kernel spreads connections evenly by their addresses (SO_REUSEPORT). That flag would
 let a second server of the same user in as well; therefore the port is first taken without it.
-systemd's socket and a Unix socket are shared.
+A Unix socket is shared.
+
+systemd may pass any number of sockets. Those on one address (ReusePort=yes in the unit) are dealt
+out among the front ends, so that each is served by one; a single one is shared by all. These
+sockets outlive the server: front ends take connections from them only while the model can be
+served, the others wait in the kernel for the server, or for the next one.
 """
 
 import errno
 import os
 import socket
 import stat
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +30,57 @@ from zlm.process.runtime import MAX_SOCKET_PATH_BYTES
 
 BACKLOG = 4096  # connections the kernel holds until a front end accepts; it caps this itself
 FIRST_SYSTEMD_FD = 3
+LISTEN_FD = "ZLM_LISTEN_FD"  # environment of front ends: descriptors of their listening sockets
+LISTEN_WAIT = "ZLM_LISTEN_WAIT"  # there as well: accept only while the model can be served
 WILDCARDS = ("0.0.0.0", "::")
 
 
 class Listener:
-    """A listening stream socket, or several on one address. ``url`` is where clients find it."""
+    """Listening stream sockets that *count* front ends share. ``url`` is where clients find them.
 
-    def __init__(self, *listening: socket.socket, path: Path | None = None) -> None:
+    ``outlives``: the sockets are systemd's, and clients may wait in them while nobody accepts.
+    """
+
+    def __init__(
+        self,
+        *listening: socket.socket,
+        count: int = 1,
+        path: Path | None = None,
+        outlives: bool = False,
+    ) -> None:
         """Own *listening*; *path* is the Unix socket's file when it is ours to remove."""
         self._sockets = listening
+        self._shares = _deal(listening, count)
         self._path = path
         self._inode = path.stat().st_ino if path else 0
-        self.url = _url(listening[0])
+        self.outlives = outlives
+        self._tls: dict[str, str] = {}
+        self.url = " and ".join(dict.fromkeys(map(_url, listening)))
 
     @property
     def is_public(self) -> bool:
         """Whether every address of this machine is listened on."""
-        name = self._sockets[0].getsockname()
-        return isinstance(name, tuple) and name[0] in WILDCARDS
+        names = [listening.getsockname() for listening in self._sockets]
+        return any(isinstance(name, tuple) and name[0] in WILDCARDS for name in names)
 
-    def fileno(self, index: int = 0) -> int:
-        """Return the descriptor that front end number *index* inherits."""
-        return self._sockets[index % len(self._sockets)].fileno()
+    def filenos(self, index: int) -> tuple[int, ...]:
+        """Return the descriptors that front end number *index* inherits."""
+        return tuple(listening.fileno() for listening in self._shares[index])
+
+    def environment(self, index: int) -> dict[str, str]:
+        """Return what front end number *index* finds its sockets by in its environment."""
+        found = {LISTEN_FD: ",".join(map(str, self.filenos(index)))}
+        return found | self._tls | ({LISTEN_WAIT: "1"} if self.outlives else {})
+
+    def secure(self, options: ServerOptions) -> None:
+        """Have front ends speak TLS; raises ConfigError if they could not, naming the flag."""
+        from zlm.frontend import tls  # loading OpenSSL takes 10 ms that few starts need
+
+        files = tls.tls_files(options)
+        if files is not None:
+            tls.server_context(files)
+            self._tls = tls.environment(options)
+            self.url = self.url.replace("http://", "https://")
 
     def close(self) -> None:
         """Close this copy and remove the Unix socket's file. May be called again."""
@@ -65,28 +99,69 @@ def open_listener(
 
     Raises ConfigError, naming the flag, when there is none to be had.
     """
+    listener = _open(options, environment)
+    if options.ssl_certfile is not None:
+        try:
+            listener.secure(options)
+        except ConfigError:
+            listener.close()
+            raise
+    return listener
+
+
+def _open(options: ServerOptions, environment: MutableMapping[str, str]) -> Listener:
+    count = options.api_server_count or 1
     inherited = _from_systemd(environment)
-    if inherited is not None:
-        return inherited
+    if inherited:
+        return Listener(*inherited, count=count, outlives=True)
     if options.uds is not None:
-        return _bind_unix(Path(options.uds))
-    return _bind_tcp(options.host, options.port, options.api_server_count or 1)
+        return _bind_unix(Path(options.uds), count)
+    return _bind_tcp(options.host, options.port, count)
 
 
-def _from_systemd(environment: MutableMapping[str, str]) -> Listener | None:
-    """Take the socket of systemd's protocol: descriptor 3, if LISTEN_PID is this process."""
+def _from_systemd(environment: MutableMapping[str, str]) -> list[socket.socket]:
+    """Take the sockets of systemd's protocol, from descriptor 3 on, if LISTEN_PID is this process.
+
+    None are passed when the service was started without its socket unit.
+    """
     if environment.get("LISTEN_PID") != str(os.getpid()):
-        return None
-    count = int(environment.get("LISTEN_FDS", "0"))
+        return []
+    passed = environment.get("LISTEN_FDS", "0")
     for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
         environment.pop(name, None)
-    if count != 1:
-        raise ConfigError(f"systemd passed {count} sockets, zlm takes one: one ListenStream=")
-    os.set_inheritable(FIRST_SYSTEMD_FD, False)
-    inherited = socket.socket(fileno=FIRST_SYSTEMD_FD)
-    if not inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        raise ConfigError("systemd passed a socket that does not listen: use Accept=no")
-    return Listener(inherited)
+    if not (passed.isascii() and passed.isdigit()):
+        raise ConfigError(f"LISTEN_FDS is {passed[:20]!r}, which is no number of sockets")
+    return [_inherited(FIRST_SYSTEMD_FD + offset) for offset in range(int(passed))]
+
+
+def _inherited(fd: int) -> socket.socket:
+    """Return descriptor *fd*, which systemd passed, as a socket that this process alone keeps."""
+    unfit = f"descriptor {fd} that systemd passed is no listening stream socket"
+    try:
+        os.set_inheritable(fd, False)
+        inherited = socket.socket(fileno=fd)
+        listens = inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as error:
+        raise ConfigError(f"{unfit} ({error.strerror})") from error
+    if not listens or inherited.type != socket.SOCK_STREAM:
+        raise ConfigError(f"{unfit}: use ListenStream= with Accept=no")
+    return inherited
+
+
+def _deal(listening: Sequence[socket.socket], count: int) -> list[list[socket.socket]]:
+    """Return which of the sockets each of *count* front ends accepts from.
+
+    Each front end is on every address, and each socket has one at least: what the kernel puts into
+    a socket that nobody accepts from would wait for ever.
+    """
+    addresses: dict[object, list[socket.socket]] = {}
+    for each in listening:
+        addresses.setdefault((each.family, each.getsockname()), []).append(each)
+    shares: list[list[socket.socket]] = [[] for _ in range(count)]
+    for own in addresses.values():
+        for turn in range(max(len(own), count)):
+            shares[turn % count].append(own[turn % len(own)])
+    return shares
 
 
 def _bind_tcp(host: str, port: int, count: int) -> Listener:
@@ -114,7 +189,7 @@ def _bind_tcp(host: str, port: int, count: int) -> Listener:
         for listening in sockets:
             listening.close()
         raise ConfigError(_why_not(error, host, port)) from error
-    return Listener(*sockets)
+    return Listener(*sockets, count=count)
 
 
 def _listening(family: int, address: tuple[Any, ...], *, shared: bool) -> socket.socket:
@@ -146,7 +221,7 @@ def _why_not(error: OSError, host: str, port: int) -> str:
     return f"--host {host} --port {port}: {error.strerror}"
 
 
-def _bind_unix(path: Path) -> Listener:
+def _bind_unix(path: Path, count: int) -> Listener:
     if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
         raise ConfigError(f"--uds {path}: the path is over {MAX_SOCKET_PATH_BYTES} bytes long")
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -160,7 +235,7 @@ def _bind_unix(path: Path) -> Listener:
     except ConfigError:
         listening.close()
         raise
-    return Listener(listening, path=path)
+    return Listener(listening, count=count, path=path)
 
 
 def _remove_stale(path: Path) -> None:

@@ -2,6 +2,7 @@
 
     bind the socket ─ spawn all processes ─┬─ they import what they need ──────────────┐
                                            └─ find the model, read its facts ─ Launch ─┴─ Ready ×N
+    ─ the first token comes round ─ READY=1 ─ replace what dies or hangs ─ drain
 
 Owns the runtime directory and the socket while the server lives. Exit status: 0 when a signal ended
 it, 1 when a fault did; the fault is then the last line on stderr. Knows nothing of what processes
@@ -26,26 +27,31 @@ import zmq
 
 from zlm.config import Config, Resolved
 from zlm.errors import ConfigError, ZlmError
-from zlm.messages import Launch
 from zlm.process.launch import ProcessGroup, module_command
+from zlm.process.linux import memory_bytes
 from zlm.process.logs import escape
 from zlm.process.runtime import RuntimeDirectory
 from zlm.supervisor.device import find_device
-from zlm.supervisor.drain import drain
+from zlm.supervisor.drain import ABORT_SECONDS, STOP_SECONDS, drain
+from zlm.supervisor.hangs import HangWatch
+from zlm.supervisor.keeper import Keeper
 from zlm.supervisor.listen import Listener, open_listener
 from zlm.supervisor.notify import Notifier
 from zlm.supervisor.process_counts import with_process_counts
 from zlm.supervisor.resolve import resolve_config
+from zlm.supervisor.startup_table import StartupTable
 from zlm.supervisor.tree import END_SIGNALS, Tree
 
 logger = logging.getLogger(__name__)
+
+Report = Callable[[str], None]  # takes a line on how far the start is
 
 
 def serve(
     config: Config,
     *,
     command: Callable[[str], Sequence[str]] = module_command,
-    resolver: Callable[[Config], Resolved] = resolve_config,
+    resolver: Callable[[Config, Report], Resolved] = resolve_config,
 ) -> int:
     """Serve as *config* says until a signal or a fault ends it; return the exit status.
 
@@ -85,7 +91,7 @@ class Supervisor:
         self,
         config: Config,
         command: Callable[[str], Sequence[str]],
-        resolver: Callable[[Config], Resolved],
+        resolver: Callable[[Config, Report], Resolved],
     ) -> None:
         self._config = config
         self._command = command
@@ -120,49 +126,80 @@ class Supervisor:
         context = zmq.Context()
         group = ProcessGroup(runtime, context, command=self._command)
         tree = Tree(group, context, self._notifier.status)
+        server = self._config.server
+        keeper = tree.keeper = Keeper(tree, server, listener)
+        hangs = HangWatch(tree, keeper, self._notifier, server.hang_timeout_seconds)
+        watching = asyncio.create_task(hangs.run())
+        watching.add_done_callback(tree.note_end)
         try:
-            tree.spawn_all(self._config.server, listener)
-            await self._bring_up(tree, listener)
-            await tree.until(lambda: tree.is_ending)
+            keeper.spawn_all()
+            await self._bring_up(tree, keeper, listener)
+            await self._serve(tree, keeper, listener)
+            watching.cancel()
+            keeper.give_up_loading()
             listener.close()  # front ends close theirs at Drain
-            self._notifier.stopping(tree.fault or "shutting down")
-            await drain(tree, self._config.server.shutdown_timeout_seconds)
+            seconds = server.shutdown_timeout_seconds
+            self._notifier.stopping(
+                tree.fault or "shutting down", seconds + ABORT_SECONDS + STOP_SECONDS
+            )
+            await drain(tree, seconds)
         finally:
+            watching.cancel()
             group.kill()
             tree.close()
             context.destroy(linger=0)
         logger.info("all processes have left")
         return tree.fault
 
-    async def _bring_up(self, tree: Tree, listener: Listener) -> None:
+    async def _bring_up(self, tree: Tree, keeper: Keeper, listener: Listener) -> None:
         """Go from spawned to serving; return early when the tree is to end."""
         name = self._config.model.model
         logger.info("listening on %s, loading %s", listener.url, name)
         self._notifier.status(f"loading {name}")
-        tree.tell_frontends("loading", "the model is being loaded")
+        table = tree.startup = StartupTable(self._started)
+        own = os.getpid()
+        table.phase("supervisor", "reading the model", time.monotonic(), memory_bytes(own))
         self._resolve(tree)
         await tree.until(lambda: tree.is_ending or self._resolved is not None)
         if self._resolved is None or tree.is_ending:
             return
-        tree.group.broadcast(Launch(self._resolved))
-        await tree.until(lambda: tree.is_ending or tree.is_ready)
+        table.ready("supervisor", self._resolved_at, memory_bytes(own))
+        keeper.launch(self._resolved)
+        await tree.until(lambda: tree.is_ending or keeper.is_serving)
         if tree.is_ending:
             return
-        tree.tell_frontends("ready", "")
-        logger.info("%s", self._summary(tree))
+        tree.startup, now = None, time.monotonic()
+        logger.info("ready in %.2f s", now - self._started)
+        for line in table.lines(now):
+            logger.info("%s", line)
         logger.info("serving %s on %s", ", ".join(self._resolved.served_names), listener.url)
-        if listener.is_public and not self._config.server.api_keys:
+        if listener.is_public and not self._config.server.asks_for_keys:
             logger.warning("anyone who reaches this machine may use the server: no --api-key")
         self._notifier.ready(f"serving {name} on {listener.url}")
+
+    async def _serve(self, tree: Tree, keeper: Keeper, listener: Listener) -> None:
+        """Tell the service manager when the server is away and when it is back, until the end."""
+        name = self._config.model.model
+        while not tree.is_ending:
+            await tree.until(lambda: tree.is_ending or not keeper.is_serving)
+            if not tree.is_ending:
+                away = "sleeping" if keeper.is_asleep else "restarting the engine"
+                self._notifier.status(away)
+                await tree.until(lambda: tree.is_ending or keeper.is_serving)
+                self._notifier.status(f"serving {name} on {listener.url}")
 
     def _resolve(self, tree: Tree) -> None:
         """Find the model in a thread, so that signals and deaths are served meanwhile."""
         loop = asyncio.get_running_loop()
 
+        def report(text: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens now
+                loop.call_soon_threadsafe(tree.note_progress, text)
+
         def work() -> None:
             outcome: Resolved | Exception
             try:
-                outcome = self._resolver(self._config)
+                outcome = self._resolver(self._config, report)
             except Exception as error:
                 outcome = error
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants it now
@@ -181,11 +218,3 @@ class Supervisor:
         else:
             logger.error("reading the model failed", exc_info=outcome)
             tree.fail(f"reading the model failed: {type(outcome).__name__}: {outcome}")
-
-    def _summary(self, tree: Tree) -> str:
-        """Return the line that says how long each part of the start took."""
-        now = time.monotonic()
-        parts = [f"model read {self._resolved_at - self._started:.2f}"]
-        for (role, index), at in sorted(tree.ready.items(), key=lambda item: item[1]):
-            parts.append(f"{role} {index} {at - self._started:.2f}")
-        return f"ready in {now - self._started:.2f} s ({', '.join(parts)})"

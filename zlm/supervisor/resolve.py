@@ -6,6 +6,7 @@ imported in that thread too: a server's processes start before its supervisor ha
 """
 
 import logging
+from collections.abc import Callable
 
 from zlm.config import Config, Resolved, resolve
 from zlm.supervisor.device import find_device
@@ -13,9 +14,10 @@ from zlm.supervisor.device import find_device
 logger = logging.getLogger(__name__)
 
 
-def resolve_config(config: Config) -> Resolved:
+def resolve_config(config: Config, report: Callable[[str], None] | None = None) -> Resolved:
     """Find the model that *config* names and the device, read their facts and join all.
 
+    *report* is told in words how far a download is; it is called in this thread or another.
     Raises ConfigError or ModelError, in words for the user.
     """
     from zlm.models.config import load_spec
@@ -26,7 +28,7 @@ def resolve_config(config: Config) -> Resolved:
         logger.info("%s", line)
     options = config.model
     where = {"revision": options.revision, "download_dir": options.download_dir}
-    model_path = resolve_model(options.model, **where)
+    model_path = resolve_model(options.model, report=report, **where)
     tokenizer_path = model_path
     if options.tokenizer is not None:
         tokenizer_path = resolve_tokenizer(options.tokenizer, **where)

@@ -1,12 +1,13 @@
-"""What the supervisor knows of its processes, and the one place where news of them comes in.
+"""The one place where news of the supervisor's processes comes in.
 
 ``Tree`` owns the process group and the supervisor's inbox. News are messages, deaths and signals;
-each changes a field here and wakes the one coroutine that waits in ``until``. The order in which a
-tree comes up is in ``main``, the order in which it ends in ``drain``.
+each goes to the ``Keeper`` or changes a field here, and wakes the one coroutine that waits in
+``until``. The order in which a tree comes up is in ``main``, what happens to those that die in
+``keeper``, the order in which a tree ends in ``drain``.
 
-The first fault is the tree's: a child's Fatal, or a death that nobody asked for. A child that fails
-sends Fatal and then exits, but its death may be seen first; a death with an exit status therefore
-waits a moment for its reason.
+The first fault ends the tree: something that the keeper cannot, or may not, put right. A child that
+fails sends Fatal and then exits, but its death may be seen first; a death with an exit status
+therefore waits a moment for its reason. Messages of a former incarnation are dropped.
 """
 
 import asyncio
@@ -14,23 +15,57 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
-from zlm.config import ServerOptions
 from zlm.ipc.sockets import AsyncInbox, address
-from zlm.messages import Drained, Fatal, Progress, Ready, ServerState, ToSupervisor
+from zlm.messages import (
+    OWNER_SHIFT,
+    Administer,
+    Administered,
+    Drained,
+    Fatal,
+    Probed,
+    Progress,
+    Ready,
+    ServerState,
+    ToSupervisor,
+)
 from zlm.process.launch import Death, ProcessGroup
-from zlm.supervisor.listen import Listener
+from zlm.process.linux import memory_bytes
+from zlm.supervisor.startup_table import StartupTable
+from zlm.supervisor.units import Name
 
-LISTEN_FD = "ZLM_LISTEN_FD"  # environment of front ends: descriptor of the listening socket
 REASON_SECONDS = 0.5  # how long a death with an exit status waits for the child's Fatal
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 logger = logging.getLogger(__name__)
 
-Name = tuple[str, int]  # role and index
+
+class Watcher(Protocol):
+    """Who is told of processes that come and go: the ``Keeper``."""
+
+    def incarnation(self, role: str, index: int) -> int:
+        """Return which incarnation of a process is the present one."""
+
+    def take_ready(self, message: Ready) -> None:
+        """Take in that a process can work."""
+
+    def take_probed(self, message: Probed) -> None:
+        """Take in that a token has come round, or why not."""
+
+    def tell_progress(self, role: str, text: str) -> None:
+        """Let clients know how far the loading is."""
+
+    def lost(self, name: Name, incarnation: int, reason: str) -> bool:
+        """Take in that a process is dead or about to die; return whether that is news."""
+
+    def sleep(self) -> None:
+        """Give up the model's memory."""
+
+    def wake_up(self) -> None:
+        """Load the model again."""
 
 
 class Tree:
@@ -41,7 +76,9 @@ class Tree:
     ) -> None:
         """Watch *group*; call within a running event loop. *on_progress* gets a line of text."""
         self.group = group
-        self.expected: set[Name] = set()
+        self.keeper: Watcher | None = None  # set before anything is spawned
+        self.has_served = False  # a token has come round, at some time
+        self.startup: StartupTable | None = None  # is told of phases, while there is one
         self.ready: dict[Name, float] = {}  # time.monotonic() of each child's Ready
         self.drained: set[int] = set()  # front ends that said Drained
         self.fault: str | None = None  # the first thing that went wrong
@@ -58,31 +95,12 @@ class Tree:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._loop.add_signal_handler(number, self._count_signal, number)
 
-    def spawn_all(self, options: ServerOptions, listener: Listener) -> None:
-        """Start every process; each front end inherits a socket of *listener*."""
-        self._spawn("worker", 0)  # the longest to load goes first
-        self._spawn("engine", 0)
-        for index in range(options.tokenizer_pool_size or 1):
-            self._spawn("tokenizer", index)
-        for index in range(options.api_server_count or 1):
-            fd = listener.fileno(index)
-            self._spawn("frontend", index, pass_fds=(fd,), env={LISTEN_FD: str(fd)})
-
-    def _spawn(self, role: str, index: int, **keywords: Any) -> None:
-        self.group.spawn(role, index, **keywords)
-        self.expected.add((role, index))
-
     # ------------------------------------------------------------------------------- questions
 
     @property
     def is_ending(self) -> bool:
         """Whether a signal or a fault asks for the end."""
         return self.num_signals > 0 or self.fault is not None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether every process has said that it can work."""
-        return self.expected <= self.ready.keys()
 
     @property
     def answering(self) -> set[int]:
@@ -110,11 +128,24 @@ class Tree:
         """Have ``until`` look at its condition again."""
         self._news.set()
 
+    def note_progress(self, text: str) -> None:
+        """Say how far the supervisor's own part of the start is."""
+        logger.info("%s", text)
+        self._on_progress(text)
+        if self.keeper is not None:
+            self.keeper.tell_progress("supervisor", text)
+
     def fail(self, text: str) -> None:
         """Note that something went wrong; the first fault is the one that is told."""
         if self.fault is None and not self.is_stopping:
             self.fault = text
         self._news.set()
+
+    def note_end(self, task: "asyncio.Task[None]") -> None:
+        """Take it for a fault if *task*, which was to run for ever, has failed."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the supervisor has failed", exc_info=error)
+            self.fail(f"the supervisor has failed: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Take no more news, and no more signals: this process is about to exit."""
@@ -124,41 +155,92 @@ class Tree:
             self._loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
 
-    def _take(self, message: Ready | Progress | Fatal | Drained) -> None:
+    def _take(self, message: Any) -> None:
+        keeper = self.keeper
+        assert keeper is not None, "a message of a process that nobody keeps"
         match message:
-            case Ready(role, index, detail):
-                self.ready[role, index] = time.monotonic()
-                logger.info("%s %d is ready%s", role, index, f": {detail}" if detail else "")
-            case Progress(role, index, text):
-                logger.info("%s %d: %s", role, index, text)
-                self._on_progress(f"{role}: {text}")
-                if not self.is_ready:
-                    self.tell_frontends("loading", f"the model is being loaded ({role}: {text})")
-            case Fatal(role, index, text):
-                how = "died" if (role, index) in self.ready else "could not start"
-                self.fail(f"{role} {index} {how}: {text}")
+            case Administer() | Administered():
+                self._relay(message)
             case Drained(index):
                 self.drained.add(index)
+            case Probed(index, incarnation=sender):
+                if keeper.incarnation("frontend", index) == sender:
+                    keeper.take_probed(message)
+            case Ready(role, index, incarnation=sender) if self._is_present(role, index, sender):
+                self.ready[role, index] = time.monotonic()
+                self._note_phase(role, index, None)
+                detail = f": {message.detail}" if message.detail else ""
+                logger.info("%s %d is ready%s", role, index, detail)
+                keeper.take_ready(message)
+            case Progress(role, index, text, sender) if self._is_present(role, index, sender):
+                logger.info("%s %d: %s", role, index, text)
+                self._note_phase(role, index, text)
+                self._on_progress(f"{role}: {text}")
+                keeper.tell_progress(role, text)
+            case Fatal(role, index, text, sender):
+                how = "died" if (role, index) in self.ready else "could not start"
+                keeper.lost((role, index), sender, f"{how}: {text}")
         self._news.set()
+
+    def _relay(self, message: Administer | Administered) -> None:
+        """Pass an administrator's call to whom it concerns, and what they say back."""
+        if isinstance(message, Administered):
+            self.group.send("frontend", message.call >> OWNER_SHIFT, message)
+            return
+        assert self.keeper is not None
+        match message.action:
+            case "reset_prefix_cache":
+                self.group.broadcast(message, "engine")
+                return
+            case "abort_requests":
+                self.group.broadcast(message, "frontend")
+                return
+            case "sleep":
+                self.keeper.sleep()
+            case "wake_up":
+                self.keeper.wake_up()
+        done = Administered(message.call, 1)
+        self.group.send("frontend", message.call >> OWNER_SHIFT, done)
+
+    def _is_present(self, role: str, index: int, incarnation: int) -> bool:
+        assert self.keeper is not None
+        return self.keeper.incarnation(role, index) == incarnation
+
+    def _note_phase(self, role: str, index: int, phase: str | None) -> None:
+        """Tell the table of the start that a process begins *phase*; None: it is ready."""
+        if self.startup is None or (role, index) not in self.group.alive:
+            return
+        now, memory = time.monotonic(), memory_bytes(self.group.pid(role, index))
+        name = f"{role} {index}"
+        if phase is None:
+            self.startup.ready(name, now, memory)
+        else:
+            self.startup.phase(name, phase, now, memory)
 
     def _misread(self, error: Exception) -> None:
         self.fail(f"the supervisor got a message that it cannot take: {error}")
 
     def _bury(self) -> None:
+        assert self.keeper is not None
         for death in self.group.poll():
             logger.debug("%s %d %s", death.role, death.index, death.describe())
+            incarnation = self.keeper.incarnation(death.role, death.index)
             if death.status < 0 or self.is_stopping:
-                self._mourn(death)
+                self._mourn(death, incarnation)
             else:
-                self._loop.call_later(REASON_SECONDS, self._mourn, death)
+                self._loop.call_later(REASON_SECONDS, self._mourn, death, incarnation)
         self._news.set()
 
-    def _mourn(self, death: Death) -> None:
-        if death.status == -signal.SIGKILL and not self.is_stopping:
+    def _mourn(self, death: Death, incarnation: int) -> None:
+        assert self.keeper is not None
+        if self.is_stopping:
+            if death.status != 0 and self.fault is None:
+                logger.warning("%s %d %s", death.role, death.index, death.describe())
+            return
+        reason = f"died: {death.describe()}"
+        is_news = self.keeper.lost((death.role, death.index), incarnation, reason)
+        if is_news and death.status == -signal.SIGKILL:
             logger.warning("when memory runs out the kernel kills with SIGKILL: see dmesg")
-        if self.is_stopping and death.status != 0 and self.fault is None:
-            logger.warning("%s %d %s", death.role, death.index, death.describe())
-        self.fail(f"{death.role} {death.index} died: {death.describe()}")
 
     def _count_signal(self, number: int) -> None:
         self.num_signals += 1

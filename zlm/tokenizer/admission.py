@@ -49,7 +49,7 @@ class Admission:
     def admit(self, message: Generate) -> Admitted:
         """Return the checked request; raises BadRequest or TooLong naming the field and limit."""
         params = message.params
-        params.check()
+        params.check(self._resolved.config.server.limits.sampling)
         if params.max_tokens == 0 and not message.echo and params.prompt_logprobs is None:
             raise BadRequest("max_tokens must be at least 1 without echo", param="max_tokens")
         if params.stop_strings() and not params.detokenize:

@@ -12,11 +12,28 @@ streams ask for neither: once their first delta is out, ``next_delta`` takes the
 from collections import deque
 from dataclasses import dataclass, field
 
-from zlm.messages import Delta, TokenLogprob
+from zlm.messages import (
+    FINISH_ABORT,
+    FINISH_EOS,
+    FINISH_GRAMMAR,
+    FINISH_LENGTH,
+    FINISH_STOP_ID,
+    RUNNING,
+    Delta,
+    TokenLogprob,
+)
 from zlm.tokenizer.detokenize import Detokenizer
 from zlm.tokenizer.logprobs import with_top
 from zlm.tokenizer.output_parts import OutputParts
 from zlm.tokenizer.stop_strings import StopMatch, StopMatcher
+
+_REASONS = {
+    FINISH_EOS: "stop",
+    FINISH_STOP_ID: "stop",
+    FINISH_GRAMMAR: "stop",
+    FINISH_LENGTH: "length",
+    FINISH_ABORT: "abort",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +99,7 @@ class Choice:
         self.index = index
         self.prompt = prompt
         self.num_cached_tokens = 0
+        self.times: tuple[float, float] | None = None  # as Delta tells them
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.is_plain = False
@@ -96,6 +114,17 @@ class Choice:
         self._produced = 0
         self._emitted = 0
         self._entries: deque[_Waiting] = deque()
+
+    def advance(self, token_id: int, finish: int, entry: TokenLogprob | None) -> None:
+        """Take in one row of the engine's news: a token or -1, and a finish code."""
+        if token_id >= 0:
+            if finish in (FINISH_EOS, FINISH_STOP_ID):
+                self.push_hidden(token_id, entry)
+            elif self.push(token_id, entry):
+                return
+        if finish != RUNNING:
+            ended_by = token_id if finish == FINISH_STOP_ID and token_id >= 0 else None
+            self.finish(_REASONS[finish], ended_by)
 
     def push(self, token_id: int, entry: TokenLogprob | None) -> bool:
         """Take the next token; return whether the text ended with it (a stop string, say)."""
@@ -177,6 +206,7 @@ class Choice:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             token_ids=self._token_ids if options.return_token_ids else None,
+            times=self.times if finished else None,
             prompt_token_ids=self.prompt.token_ids
             if self._first and options.return_token_ids
             else None,
@@ -233,7 +263,7 @@ class Choice:
 
     def _end(self, reason: str, stop_reason: int | str | None = None) -> None:
         if self._parts is not None:
-            self._ready.append(self._parts.flush())
+            self._ready.append(self._parts.flush(reason))
             reason = self._parts.finish_reason(reason)
         self.finish_reason = reason
         self.stop_reason = stop_reason

@@ -22,13 +22,8 @@ import msgspec
 import numpy as np
 
 from zlm.config import Resolved
-from zlm.errors import BadRequest, Internal, ZlmError
+from zlm.errors import BadRequest, Internal, Overloaded, ZlmError
 from zlm.messages import (
-    FINISH_ABORT,
-    FINISH_EOS,
-    FINISH_GRAMMAR,
-    FINISH_LENGTH,
-    FINISH_STOP_ID,
     OWNER_SHIFT,
     RUNNING,
     Abort,
@@ -50,30 +45,23 @@ from zlm.messages import (
     Tokenize,
     TokenLogprob,
     Tokens,
+    first_id,
 )
 from zlm.tokenizer.admission import Admission, Admitted
 from zlm.tokenizer.chat_template import ChatRenderer
 from zlm.tokenizer.choice import Choice, Prompt
 from zlm.tokenizer.detokenize import detokenizer
 from zlm.tokenizer.grammar_checks import GrammarChecks, token_bytes
-from zlm.tokenizer.grammars import grammar_of
+from zlm.tokenizer.grammars import grammar_of_request
 from zlm.tokenizer.load import load_vocabulary
 from zlm.tokenizer.logprobs import entries_by_row, entry
 from zlm.tokenizer.no_vocabulary import NoVocabulary
-from zlm.tokenizer.output_formats import OutputFormats, OutputPlan
+from zlm.tokenizer.output_formats import OutputFormats, OutputPlan, unread_grammar
 from zlm.tokenizer.pooling import PoolingRequests, unserved
 from zlm.tokenizer.sampling import check_ids, int32
 from zlm.tokenizer.token_table import TokenTable
 
 logger = logging.getLogger(__name__)
-
-_REASONS = {
-    FINISH_EOS: "stop",
-    FINISH_STOP_ID: "stop",
-    FINISH_GRAMMAR: "stop",
-    FINISH_LENGTH: "length",
-    FINISH_ABORT: "abort",
-}
 
 ToFrontend = Deltas | Failed | Tokens | DetokenizedText | Pooled
 
@@ -97,8 +85,10 @@ class TokenizerCore:
         to_engine: Callable[[Submit | Abort | TokenBytes], None],
         to_frontend: Callable[[int, ToFrontend], None],
         run_later: Callable[[Callable[[], None]], object] | None = None,
+        incarnation: int = 0,
     ) -> None:
-        """Load the vocabulary; *owner* is this tokenizer's index, part of every sequence id.
+        """Load the vocabulary; *owner* is this tokenizer's index, part of every sequence id, as is
+        *incarnation*, the number of those that were before it.
 
         *to_frontend* gets the index of the front end (``request_id >> OWNER_SHIFT``) and the
         message. *run_later* calls a function on the caller's thread, from any other: without it a
@@ -127,11 +117,13 @@ class TokenizerCore:
             self.renderer,
             tool_parser=server.tool_call_parser,
             reasoning_parser=server.reasoning_parser,
+            end_ids=resolved.spec.eos_token_ids,
         )
         # A model without text has no use for the table, nor need its decoder be one we know.
         generates = resolved.spec.pooling is None
         self._table = TokenTable(self.vocabulary if generates else NoVocabulary())
-        self._token_bytes = cache(partial(self._tell_tokens, resolved.spec.eos_token_ids))
+        eos_ids = resolved.spec.eos_token_ids
+        self._token_bytes = cache(lambda: token_bytes(self.vocabulary, self._table, eos_ids))
         self._grammars = GrammarChecks(
             self._token_bytes, resolved.spec.vocab_size, server.limits.grammar_seconds, run_later
         )
@@ -139,7 +131,8 @@ class TokenizerCore:
         self._told_tokens = False  # to the engine
         self._to_engine = to_engine
         self._to_frontend = to_frontend
-        self._next_seq_id = owner << OWNER_SHIFT
+        self._next_seq_id = first_id(owner, incarnation)
+        self._engine_lost: str | None = None  # why there is none to submit to
         self._requests: dict[int, _Request] = {}
         self._choices: dict[int, Choice] = {}  # by sequence id; only those still running
         self._copies: dict[int, int] = {}  # sequences that stand for several equal choices
@@ -148,10 +141,11 @@ class TokenizerCore:
             self._pooling = PoolingRequests(
                 resolved,
                 resolved.spec.pooling,
-                owner,
+                self._next_seq_id,
                 self.vocabulary,
                 submit=to_engine,
                 answer=self._answer_pooled,
+                chat_ids=lambda chat, limit: self._admission.chat_ids(chat, limit=limit),
             )
 
     @property
@@ -178,10 +172,25 @@ class TokenizerCore:
             case Detokenize():
                 self._guard(message.request_id, self._detokenize, message)
             case EngineReady():
+                self._engine_lost = None
                 self._admission.max_sequence_tokens = message.max_sequence_tokens
                 self._told_tokens = False  # the engine may be another
                 if self._pooling is not None:
                     self._pooling.max_sequence_tokens = message.max_sequence_tokens
+
+    def lose_engine(self, reason: str) -> None:
+        """End every request that the engine worked on; until EngineReady none can be submitted."""
+        self._engine_lost = reason
+        pooling = [] if self._pooling is None else self._pooling.open_requests()
+        for request_id in [*self._requests, *pooling]:
+            self._fail(request_id, _lost(reason))
+
+    def lose_frontend(self, index: int) -> None:
+        """Drop all requests of a front end that is dead, and stop the work on them."""
+        pooling = [] if self._pooling is None else self._pooling.open_requests()
+        for request_id in [*self._requests, *self._checking, *pooling]:
+            if request_id >> OWNER_SHIFT == index:
+                self._abort(self._forget(request_id))
 
     def close(self) -> None:
         """End what was started for rendering and for grammars."""
@@ -193,7 +202,12 @@ class TokenizerCore:
     def _pool(self, message: Pool) -> None:
         if self._pooling is None:
             raise unserved(generates=True)
+        self._check_engine()
         self._pooling.start(message)
+
+    def _check_engine(self) -> None:
+        if self._engine_lost is not None:
+            raise _lost(self._engine_lost)
 
     def _answer_pooled(self, answer: Pooled) -> None:
         self._to_frontend(answer.request_id >> OWNER_SHIFT, answer)
@@ -206,9 +220,7 @@ class TokenizerCore:
         if message.params.max_tokens == 0 and not engine_prompt_logprobs:
             self._answer_without_engine(message, admitted)
             return
-        grammar = message.grammar
-        if grammar is None and message.params.structured_outputs is not None:
-            grammar = grammar_of(message.params.structured_outputs)
+        grammar = grammar_of_request(message)
         if grammar is None:
             self._start(message, admitted=admitted)
             return
@@ -225,7 +237,7 @@ class TokenizerCore:
             return
         self._checking.discard(message.request_id)
         if error is not None:
-            wanted = None if message.grammar is not None else message.params.structured_outputs
+            wanted = None if grammar is message.grammar else message.params.structured_outputs
             error.param = error.param or ("tools" if wanted is None else wanted.source)
             self._fail(message.request_id, error)
             return
@@ -236,15 +248,15 @@ class TokenizerCore:
         self, message: Generate, *, admitted: Admitted, grammar: Grammar | None = None
     ) -> None:
         """Hand an admitted request to the engine."""
+        self._check_engine()
         n = message.params.n
         if grammar is not None and not self._told_tokens:
             self._to_engine(self._token_bytes())
             self._told_tokens = True
         # Without output all samples of a prompt are equal: one sequence stands for them.
         copies, samples = (n, 1) if message.params.max_tokens == 0 else (1, n)
-        plan = self._formats.plan(
-            message, admitted.prompts[0].token_ids, constrained=grammar is not None
-        )
+        plan = self._formats.plan(message, admitted.prompts[0].token_ids, grammar=grammar)
+        grammar = unread_grammar(message, grammar) if plan is None else plan.grammar
         request = self._requests[message.request_id] = _Request()
         submits = []
         for number, prompt in enumerate(admitted.prompts):
@@ -302,9 +314,6 @@ class TokenizerCore:
             cache_salt=message.cache_salt.encode(),
         )
 
-    def _tell_tokens(self, eos_ids: tuple[int, ...]) -> TokenBytes:
-        return token_bytes(self.vocabulary, self._table, eos_ids)
-
     def _answer_without_engine(self, message: Generate, admitted: Admitted) -> None:
         """Answer an echo of the prompts alone."""
         deltas: list[Delta] = []
@@ -361,7 +370,7 @@ class TokenizerCore:
                         news.setdefault(choice.request_id >> OWNER_SHIFT, []).append(delta)
                     continue
                 entries = logprobs.get(row)
-                _advance(choice, token_id, finish, entries[0] if entries else None)
+                choice.advance(token_id, finish, entries[0] if entries else None)
                 self._collect(seq_id, choice, news)
             except Exception as error:
                 stopped += self._forget(choice.request_id)
@@ -387,11 +396,15 @@ class TokenizerCore:
                 self._tell_error(request_id, error)
 
     def _take_prompt_news(self, message: StepOutput, seq_ids: list[int]) -> None:
-        """Take in what a step says of prompts: cached tokens, and the tokens' log-probabilities."""
+        """Take in what a step says of prompts: cached tokens, times, log-probabilities."""
         for row, cached in message.cached:
             choice = self._choices.get(seq_ids[row])
             if choice is not None:
                 choice.num_cached_tokens = cached
+        for row, started, first in message.times:
+            choice = self._choices.get(seq_ids[row])
+            if choice is not None:
+                choice.times = started, first
         if message.prompt_logprobs is None:
             return
         for row, entries in entries_by_row(message.prompt_logprobs, self._table).items():
@@ -422,7 +435,14 @@ class TokenizerCore:
         self._tell_error(choice.request_id, error)
 
     def _tell_error(self, request_id: int, error: SequenceError) -> None:
-        failed = Failed(request_id, error.status, error.error_type, error.message, code=error.code)
+        failed = Failed(
+            request_id,
+            error.status,
+            error.error_type,
+            error.message,
+            code=error.code,
+            retry_after_seconds=error.retry_after_seconds,
+        )
         self._to_frontend(request_id >> OWNER_SHIFT, failed)
 
     # ------------------------------------------------------------------ the ends of requests
@@ -465,20 +485,12 @@ class TokenizerCore:
 
     def _abort(self, seq_ids: Iterable[int]) -> None:
         seq_ids = list(seq_ids)
-        if seq_ids:
+        if seq_ids and self._engine_lost is None:
             self._to_engine(Abort(seq_ids))
 
 
-def _advance(choice: Choice, token_id: int, finish: int, entry: TokenLogprob | None) -> None:
-    """Give *choice* the news of one row."""
-    if token_id >= 0:
-        if finish in (FINISH_EOS, FINISH_STOP_ID):
-            choice.push_hidden(token_id, entry)
-        elif choice.push(token_id, entry):
-            return
-    if finish != RUNNING:
-        ended_by = token_id if finish == FINISH_STOP_ID and token_id >= 0 else None
-        choice.finish(_REASONS[finish], ended_by)
+def _lost(reason: str) -> ZlmError:
+    return Overloaded(f"the engine is being restarted, try again ({reason})")
 
 
 def _copied(delta: Delta | None, copies: int) -> list[Delta]:

@@ -1,9 +1,9 @@
 """Builds a tokenizer from a GGUF file's metadata.
 
-Two kinds are known: byte-level BPE (``tokenizer.ggml.model`` = gpt2) and SentencePiece BPE
-(llama). The ids are those of the original tokenizer. A SentencePiece file lists no merges: they
-follow from the vocabulary, see ``derive_merges``. Knows the meaning of metadata keys, not the file
-format.
+Kinds that are known: byte-level BPE (``tokenizer.ggml.model`` = gpt2), SentencePiece BPE (llama),
+and those of encoders (bert and t5, in ``gguf_encoders``). The ids are those of the original
+tokenizer. A SentencePiece file lists no merges: they follow from the vocabulary, see
+``derive_merges``. Knows the meaning of metadata keys, not the file format.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,15 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from zlm.errors import ModelError
+from zlm.tokenizer import gguf_encoders
 from zlm.tokenizer.pretokenizers import pre_tokenization
 
 # tokenizer.ggml.token_type
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
 
 SPACE = "▁"
+ENCODERS = {"bert": gguf_encoders.word_piece, "t5": gguf_encoders.unigram}
+FRAMED = ("bert", "nomic-bert", "modern-bert")  # architectures whose texts stand in a frame
 
 _NAMED_SPECIAL_TOKENS = {
     "bos_token": "bos_token_id",
@@ -25,6 +28,7 @@ _NAMED_SPECIAL_TOKENS = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
     "sep_token": "seperator_token_id",  # the key is spelled so in the format
+    "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }
 
@@ -41,13 +45,19 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         tokenizer, add_bos = _byte_level(metadata)
     elif kind == "llama":
         tokenizer, add_bos = _sentencepiece(metadata), True
+    elif kind in ENCODERS:
+        tokenizer, add_bos = ENCODERS[kind](metadata), True
     else:
         raise ModelError(
-            f"the GGUF file's tokenizer.ggml.model is {kind!r}; zlm knows gpt2 (byte-level BPE) "
-            "and llama (SentencePiece BPE): pass the original tokenizer with --tokenizer"
+            f"the GGUF file's tokenizer.ggml.model is {kind!r}; zlm knows gpt2 (byte-level BPE), "
+            "llama (SentencePiece BPE), bert (WordPiece) and t5 (Unigram): pass the original "
+            "tokenizer with --tokenizer"
         )
     _add_tokens(tokenizer, metadata)
-    _set_bos_eos(tokenizer, metadata, add_bos)
+    if metadata.get("general.architecture") in FRAMED:
+        gguf_encoders.set_frame(tokenizer, metadata)
+    else:
+        _set_bos_eos(tokenizer, metadata, add_bos)
     return tokenizer
 
 

@@ -7,8 +7,18 @@ import json
 from typing import Any
 
 from zlm.errors import BadRequest, clip
-from zlm.messages import Grammar
+from zlm.messages import Generate, Grammar
 from zlm.sampling_params import StructuredOutputsParams
+
+
+def grammar_of_request(message: Generate) -> Grammar | None:
+    """Return what *message* asks of the output's form; BadRequest as ``grammar_of``.
+
+    A form wins over calls that the model may make: it is the whole answer's.
+    """
+    grammar, form = message.grammar, message.params.structured_outputs
+    may_call = grammar is None or (message.tools is not None and message.tools.choice == "auto")
+    return grammar if form is None or not may_call else grammar_of(form)
 
 
 def grammar_of(wanted: StructuredOutputsParams) -> Grammar:

@@ -34,7 +34,7 @@ def value(source: Source, out: Out, depth: int = 0) -> Steps[None]:
         yield from _nested(source, out, first, depth + 1)
     else:
         word = yield from source.run_of(WORD)
-        if source.ended and source.pos + len(word) == len(source.buffer):
+        if source.pos + len(word) == len(source.buffer) and source.is_over():
             _cut(source, out, word)
         if word not in _CONSTANTS and not _NUMBER.fullmatch(word):
             raise MalformedError

@@ -2,14 +2,15 @@
 
 Pure: text in, events out; any chunking of the same text gives the same events, but for how often
 they come (``joined`` makes them equal). A format is a coroutine (see ``output_source``); the one
-that reads reasoning runs first, then that of tool calls.
+that reads reasoning runs first, then that of tool calls. ``output_known`` lists the formats.
 
 Owns nothing but what is not decided yet.
 """
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable
 
+from zlm.tokenizer.output_harmony import harmony
+from zlm.tokenizer.output_known import ReasoningFormat, ToolFormat
 from zlm.tokenizer.output_source import (
     CallArguments,
     Content,
@@ -21,53 +22,7 @@ from zlm.tokenizer.output_source import (
     Steps,
     until,
 )
-from zlm.tokenizer.tools_json import (
-    bare_json,
-    forced_arguments,
-    forced_list,
-    hermes,
-    llama3,
-    mistral,
-)
-from zlm.tokenizer.tools_written import FUNCTION_GEMMA, GEMMA4, gemma, pythonic
-
-ToolSteps = Callable[[Source, Sink, frozenset[str]], Steps[None]]
-
-
-class ToolFormat(NamedTuple):
-    """A format of tool calls. ``markers``: texts it needs, though they may be special tokens."""
-
-    read: ToolSteps
-    markers: tuple[str, ...] = ()
-    nine_letter_ids: bool = False  # the template takes no other ids of calls
-
-
-class ReasoningFormat(NamedTuple):
-    """Thoughts between two texts. ``assumed``: the text begins within, opened or not."""
-
-    opening: str
-    closing: str
-    assumed: bool = False
-
-
-TOOL_FORMATS = {
-    "hermes": ToolFormat(hermes, ("<tool_call>", "</tool_call>")),
-    "mistral": ToolFormat(mistral, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), nine_letter_ids=True),
-    "llama3_json": ToolFormat(llama3, ("<|python_tag|>",)),
-    "pythonic": ToolFormat(pythonic, ("<|python_start|>", "<|python_end|>")),
-    "functiongemma": ToolFormat(gemma(FUNCTION_GEMMA), tuple(FUNCTION_GEMMA)),
-    "gemma4": ToolFormat(gemma(GEMMA4), tuple(GEMMA4)),
-    "json": ToolFormat(bare_json),
-}
-REQUIRED = ToolFormat(forced_list)  # what the grammar of tool_choice required allows
-NAMED = ToolFormat(forced_arguments)  # the same of a tool_choice that names a function
-
-REASONING_FORMATS = {
-    "think": ReasoningFormat("<think>", "</think>"),
-    "deepseek_r1": ReasoningFormat("<think>", "</think>", assumed=True),
-    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
-    "gemma4": ReasoningFormat("<|channel>thought\n", "<channel|>"),
-}
+from zlm.tokenizer.tools_schemas import Functions
 
 
 class OutputParser:
@@ -78,11 +33,11 @@ class OutputParser:
         reasoning: ReasoningFormat | None,
         tools: ToolFormat | None,
         *,
-        known: Iterable[str] = (),
+        functions: Functions | None = None,
         in_reasoning: bool = False,
         most_calls: int | None = None,
     ) -> None:
-        """*known*: names of the functions that may be called.
+        """*functions*: those that may be called.
 
         *in_reasoning*: the prompt has opened the thoughts. *most_calls*: nothing is read after so
         many calls.
@@ -91,7 +46,7 @@ class OutputParser:
         self._sink = Sink(self._source, most_calls=most_calls)
         self.enough = False  # the calls that are wanted are complete; what follows is dropped
         self._steps: Steps[None] | None = _read(
-            self._source, self._sink, reasoning, in_reasoning, tools, frozenset(known)
+            self._source, self._sink, reasoning, in_reasoning, tools, functions or Functions()
         )
         self._advance()
 
@@ -113,9 +68,10 @@ class OutputParser:
         self._source.add(text)
         return self._advance()
 
-    def flush(self) -> list[Event]:
-        """The text is over."""
+    def flush(self, *, cut: bool = False) -> list[Event]:
+        """The text is over; *cut*: at a limit, so that a call's beginning is no content."""
         self._source.ended = True
+        self._source.cut = cut
         return self._advance()
 
     def _advance(self) -> list[Event]:
@@ -138,18 +94,30 @@ def _read(
     reasoning: ReasoningFormat | None,
     in_reasoning: bool,
     tools: ToolFormat | None,
-    known: frozenset[str],
+    functions: Functions,
 ) -> Steps[None]:
+    if any(each is not None and each.channels for each in (reasoning, tools)):
+        read = harmony(reasons=reasoning is not None, calls=tools is not None)
+        yield from read(source, sink, functions)
+        return
     if reasoning is not None:
-        yield from _thoughts(source, sink, reasoning, in_reasoning)
+        ends = () if tools is None else tools.ends_thoughts
+        yield from _thoughts(source, sink, reasoning, in_reasoning, ends)
     if tools is not None:
-        yield from tools.read(source, sink, known)
+        yield from tools.read(source, sink, functions)
 
 
 def _thoughts(
-    source: Source, sink: Sink, reasoning: ReasoningFormat, in_reasoning: bool
+    source: Source,
+    sink: Sink,
+    reasoning: ReasoningFormat,
+    in_reasoning: bool,
+    ends: tuple[str, ...],
 ) -> Steps[None]:
-    """Read the thoughts, if the text begins with them, and the white space around them."""
+    """Read the thoughts, if the text begins with them, and the white space around them.
+
+    *ends*: texts that end them as well, and are read again.
+    """
     source.mark = source.pos
     yield from source.skip_space()
     opened = yield from source.optional(reasoning.opening)
@@ -159,9 +127,12 @@ def _thoughts(
         return
     source.mark = None
     yield from source.skip_space()
-    if (yield from until(source, (reasoning.closing,), sink.reasoning)) is not None:
-        source.mark = None
+    found = yield from until(source, (reasoning.closing, *ends), sink.reasoning)
+    source.mark = None
+    if found == reasoning.closing:
         yield from source.skip_space()
+    elif found is not None:
+        source.pos -= len(found)
 
 
 def joined(events: Iterable[Event]) -> list[Event]:

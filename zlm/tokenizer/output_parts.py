@@ -62,9 +62,9 @@ class OutputParts:
         """Take new *text*; return the content that is certain now."""
         return self._sort(self._parser.push(text))
 
-    def flush(self) -> str:
-        """The text is over: return what is left of the content."""
-        return self._sort(self._parser.flush())
+    def flush(self, reason: str) -> str:
+        """The text is over for *reason*: return what is left of the content."""
+        return self._sort(self._parser.flush(cut=reason == "length"))
 
     def take(self) -> tuple[str, list[ToolCallDelta]]:
         """Return the reasoning and the pieces of calls found since the last time."""
@@ -89,15 +89,18 @@ class OutputParts:
                     content.append(text)
                 case Reasoning(text) if not self._drops_reasoning:
                     self._reasoning.append(text)
-                case CallBegin(name):
-                    call_id = self._call_id()
+                case CallBegin(name, own):
+                    call_id = self._call_id(own)
                     self._calls.append(ToolCallDelta(self._num_calls, id=call_id, name=name))
                     self._num_calls += 1
                 case CallArguments(text):
                     self._calls.append(ToolCallDelta(self._num_calls - 1, text))
         return "".join(content)
 
-    def _call_id(self) -> str:
+    def _call_id(self, own: str | None) -> str:
+        """Return a new id, or the model's *own*, which its template wants to see again."""
+        if own is not None:
+            return own
         if self._nine_letter_ids:
             return "".join(secrets.choice(_LETTERS) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"

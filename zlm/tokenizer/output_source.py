@@ -17,6 +17,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TypeVar
 
+from zlm.tokenizer.tools_schemas import Functions
+
 T = TypeVar("T")
 Steps = Generator[None, None, T]  # suspended until there is more text, or its end is known
 
@@ -47,9 +49,10 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """A tool call begins. Its arguments follow."""
+    """A tool call begins. Its arguments follow. ``id``: the model's own, if the format has any."""
 
     name: str
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +73,14 @@ Event = Content | Reasoning | CallBegin | CallArguments | CallEnd
 class Source:
     """The text, as far as it is known. Characters are read at ``pos``."""
 
-    __slots__ = ("buffer", "ended", "mark", "pos")
+    __slots__ = ("buffer", "cut", "ended", "mark", "pos", "seen_end")
 
     def __init__(self) -> None:
         self.buffer = ""
         self.pos = 0
         self.ended = False
+        self.cut = False  # it ended at a limit, wherever that was
+        self.seen_end = False  # something was decided by where it ends
         self.mark: int | None = None  # text from here on is kept: it may have to be given back
 
     def add(self, text: str) -> None:
@@ -85,6 +90,11 @@ class Source:
         self.pos -= keep
         if self.mark is not None:
             self.mark = 0
+
+    def is_over(self) -> bool:
+        """Tell whether no text follows what is known, where that matters."""
+        self.seen_end = self.ended
+        return self.ended
 
     def rest(self) -> str:
         """Return what is not read."""
@@ -100,7 +110,7 @@ class Source:
     def peek(self) -> Steps[str]:
         """Return the next character without reading it; empty at the end of the text."""
         while self.pos >= len(self.buffer):
-            if self.ended:
+            if self.is_over():
                 return ""
             yield
         return self.buffer[self.pos]
@@ -120,7 +130,7 @@ class Source:
             text = self.buffer
             while self.pos + length < len(text) and text[self.pos + length] in characters:
                 length += 1
-            if self.pos + length < len(text) or self.ended:
+            if self.pos + length < len(text) or self.is_over():
                 return text[self.pos : self.pos + length]
             yield
 
@@ -131,9 +141,21 @@ class Source:
             if text == literal or (cut and self.ended and text and literal.startswith(text)):
                 self.pos += len(text)
                 return True
-            if self.ended or not literal.startswith(text):
+            if not literal.startswith(text) or self.is_over():
                 return False
             yield
+
+    def one_of(self, literals: tuple[str, ...]) -> Steps[str]:
+        """Read and return the one of *literals* that stands there; MalformedError if none does.
+
+        What the text's end leaves of one is read as well before that.
+        """
+        for literal in literals:
+            if (yield from self.optional(literal)):
+                return literal
+        if self.ended and any(literal.startswith(self.rest()) for literal in literals):
+            self.pos = len(self.buffer)
+        raise MalformedError
 
     def expect(self, literal: str) -> Steps[None]:
         """Read *literal*; MalformedError, with nothing read, if something else stands there."""
@@ -167,11 +189,11 @@ class Sink:
         if text:
             self.events.append(Reasoning(text))
 
-    def begin(self, name: str) -> None:
+    def begin(self, name: str, call_id: str | None = None) -> None:
         """A call is certain: nothing of it will be given back as content."""
         self._source.mark = None
         self._open = True
-        self.events.append(CallBegin(name))
+        self.events.append(CallBegin(name, call_id))
 
     def arguments(self, text: str) -> None:
         if text:
@@ -184,11 +206,21 @@ class Sink:
         if self.completed == self._most_calls:
             raise EnoughError
 
-    def broken(self) -> None:
-        """What was read as a call is none: it is content, but for what has been told of it."""
-        if self._source.mark is not None:
-            self.content(self._source.take_back())
+    def broken(self, *, opened: bool = False) -> None:
+        """What was read as a call is none: it is content, but for what has been told of it.
+
+        *opened*: a text that stands before calls alone was read, so one that is cut is no content.
+        """
+        source = self._source
+        if opened and source.cut and source.seen_end:
+            source.pos, source.mark = len(source.buffer), None
+        if source.mark is not None:
+            self.content(source.take_back())
         self._open = False
+
+
+# What reads one choice's whole text.
+Reader = Callable[[Source, Sink, Functions], Steps[None]]
 
 
 def until(
@@ -214,6 +246,25 @@ def until(
             emit(source.rest())
             source.pos = len(source.buffer)
             return None
+        yield
+
+
+def verbatim(source: Source, ends: tuple[str, ...], emit: Callable[[str], None]) -> Steps[str]:
+    """Give *emit* the text up to the first of *ends*, every character of it, and read that.
+
+    MalformedError when the text is over before; then the start of a possible end is not given.
+    """
+    while True:
+        text = source.rest()
+        found = [(at, end) for end in ends if (at := text.find(end)) >= 0]
+        stop, end = min(found) if found else (_possible_start(text, ends), "")
+        emit(text[:stop])
+        source.pos += stop + len(end)
+        if found:
+            return end
+        if source.is_over():
+            source.pos = len(source.buffer)
+            raise MalformedError
         yield
 
 

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zlm.config import PoolingSpec, Resolved
+from zlm.engine.news import vectors_of
 from zlm.errors import BadRequest, TooLong, ZlmError
 from zlm.messages import (
-    OWNER_SHIFT,
+    ChatPrompt,
     Pool,
     Pooled,
     SamplingSpec,
@@ -43,9 +44,11 @@ class _Request:
     """What is open of one request."""
 
     params: PoolingParams
+    per_token: bool
     prompts: list[list[int]]
     vectors: list[bytes | None]
     places: dict[int, int]  # sequence id → number of its prompt; only those still running
+    times: tuple[float, float] | None = None  # as Pooled tells them
 
 
 class PoolingRequests:
@@ -55,24 +58,35 @@ class PoolingRequests:
         self,
         resolved: Resolved,
         pooling: PoolingSpec,
-        owner: int,
+        first_seq_id: int,
         vocabulary: Vocabulary,
         *,
         submit: Callable[[Submit], None],
         answer: Callable[[Pooled], None],
+        chat_ids: Callable[[ChatPrompt, int | None], list[int]],
     ) -> None:
+        """*submit* sends to the engine, *answer* to the front end.
+
+        Sequence ids are counted from *first_seq_id*. *chat_ids* renders and encodes a
+        conversation; TooLong if it surely exceeds its second argument, a number of tokens.
+        """
         self.max_sequence_tokens: int | None = None  # what the KV cache can hold, when known
         self._resolved = resolved
         self._pooling = pooling
         self._vocabulary = vocabulary
         self._submit = submit
         self._answer = answer
-        self._next_seq_id = owner << OWNER_SHIFT
+        self._chat_ids = chat_ids
+        self._next_seq_id = first_seq_id
         self._requests: dict[int, _Request] = {}
         self._owners: dict[int, int] = {}  # sequence id → request id
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def open_requests(self) -> list[int]:
+        """Return the ids of all open requests."""
+        return list(self._requests)
 
     # ------------------------------------------------------------------ in
 
@@ -80,14 +94,17 @@ class PoolingRequests:
         """Check all inputs of *message*, then submit them; raises BadRequest or TooLong."""
         params = message.params
         params.check()
-        self._check_dimensions(params.dimensions)
-        if not message.prompts:
+        per_token = self._per_token(params)
+        self._check_dimensions(params.dimensions, per_token=per_token)
+        if message.chat is None and not message.prompts:
             raise BadRequest("input must not be empty", param="input")
         inputs = self._inputs(message)
         first, self._next_seq_id = self._next_seq_id, self._next_seq_id + len(inputs)
         places = {first + number: number for number in range(len(inputs))}
         prompts = [each.token_ids for each in inputs]
-        self._requests[message.request_id] = _Request(params, prompts, [None] * len(inputs), places)
+        self._requests[message.request_id] = _Request(
+            params, per_token, prompts, [None] * len(inputs), places
+        )
         self._owners.update(dict.fromkeys(places, message.request_id))
         for seq_id, each in zip(places, inputs, strict=True):
             self._submit(
@@ -100,6 +117,7 @@ class PoolingRequests:
                     ignore_eos=True,
                     priority=message.priority,
                     second_segment=each.second_segment,
+                    pool_tokens=per_token,
                 )
             )
 
@@ -124,41 +142,58 @@ class PoolingRequests:
             return
         seq_ids = np.frombuffer(message.seq_ids, np.int64)
         rows = np.frombuffer(message.pooled.rows, np.int32)
-        values = np.frombuffer(message.pooled.values, np.float32)
-        vectors = values.reshape(-1, message.pooled.width)
-        for row, vector in zip(rows, vectors, strict=True):
+        times = {row: (started, known) for row, started, known in message.times}
+        for row, values in zip(rows, vectors_of(message.pooled), strict=True):
             seq_id = int(seq_ids[row])
             request_id = self._owners.pop(seq_id, None)
             if request_id is None:
                 continue
             request = self._requests[request_id]
             place = request.places.pop(seq_id)
-            request.vectors[place] = self._finished(vector, request.params).tobytes()
+            request.times = request.times or times.get(int(row))
+            if request.per_token:
+                values = values.reshape(len(request.prompts[place]), -1)
+            request.vectors[place] = self._finished(values, request).tobytes()
             if not request.places:
                 del self._requests[request_id]
                 whole = [each for each in request.vectors if each is not None]
-                self._answer(Pooled(request_id, whole, request.prompts))
+                prompts, per_token = request.prompts, request.per_token
+                self._answer(Pooled(request_id, whole, prompts, per_token, request.times))
 
-    def _finished(self, vector: Floats, params: PoolingParams) -> Floats:
-        """Return *vector* as it was asked for: cut, of length 1, or as probabilities."""
-        pooling = self._pooling
+    def _finished(self, vector: Floats, request: _Request) -> Floats:
+        """Return *vector* [N] or [L, N] as it was asked for: cut, of length 1, or probabilities."""
+        pooling, params = self._pooling, request.params
         if pooling.num_labels:
             return vector if params.activation is False else activated(vector, pooling.activation)
-        normalize = pooling.normalize if params.normalize is None else params.normalize
+        normalize = params.normalize
+        if normalize is None:
+            normalize = pooling.normalize and request.per_token == (pooling.kind == "tokens")
         if params.dimensions is not None:
             vector = vector[: params.dimensions]
         if normalize:
-            vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
+            vector = vector / np.maximum(np.linalg.norm(vector, axis=-1, keepdims=True), 1e-12)
         return vector.astype(np.float32)
 
     # ------------------------------------------------------------------ checks
 
-    def _check_dimensions(self, dimensions: int | None) -> None:
+    def _per_token(self, params: PoolingParams) -> bool:
+        """Return whether a vector a token is wanted; raise if the model has not what is asked."""
+        pooling, task = self._pooling, params.task
+        scores, per_token = pooling.num_labels > 0, pooling.kind == "tokens"
+        offered = "token_classify" if scores else "token_embed"
+        if not per_token:
+            offered = "classify" if scores else "embed, token_embed"
+        if task is not None and task not in offered.split(", "):
+            raise BadRequest(f"task {task}: this model offers {offered}", param="task")
+        return per_token or task == "token_embed"
+
+    def _check_dimensions(self, dimensions: int | None, *, per_token: bool) -> None:
         pooling, width = self._pooling, self._resolved.spec.output_size
-        if dimensions is None or (dimensions == width and not pooling.num_labels):
+        if dimensions is None or (dimensions == width and not (pooling.num_labels or per_token)):
             return
-        if pooling.num_labels:
-            raise BadRequest("dimensions has no meaning for scores", param="dimensions")
+        if pooling.num_labels or per_token:
+            what = "scores" if pooling.num_labels else "vectors of tokens"
+            raise BadRequest(f"dimensions has no meaning for {what}", param="dimensions")
         if dimensions in pooling.dimensions:
             return
         least = pooling.least_dimensions
@@ -177,6 +212,11 @@ class PoolingRequests:
             limit = min(limit, self.max_sequence_tokens)
         keep = params.truncate_prompt_tokens
         keep = limit if keep == -1 else keep
+        if message.chat is not None:
+            if params.prompt_name is not None:
+                raise BadRequest("prompt_name: messages have no prompt", param="prompt_name")
+            ids = self._chat_ids(message.chat, limit if keep is None else None)
+            return [self._checked(_Input(ids[:keep]), limit, "messages")]
         prefix = self._prefix(params.prompt_name)
         inputs = []
         for number, prompt in enumerate(message.prompts):
@@ -188,12 +228,16 @@ class PoolingRequests:
             else:
                 check_ids("input", prompt, self._resolved.spec.vocab_size)
                 each = _Input(list(prompt) if keep is None else prompt[:keep])
-            if not each.token_ids:
-                raise BadRequest("input must not be empty: it has no tokens", param="input")
-            check_prompt(len(each.token_ids), limit, generate=False, param="input")
-            check_ids("input", each.token_ids, self._resolved.spec.vocab_size)
-            inputs.append(each)
+            inputs.append(self._checked(each, limit, "input"))
         return inputs
+
+    def _checked(self, given: _Input, limit: int, param: str) -> _Input:
+        """Return *given*; raise, naming *param*, if it is empty, too long, or holds a wrong id."""
+        if not given.token_ids:
+            raise BadRequest(f"{param} must not be empty: it has no tokens", param=param)
+        check_prompt(len(given.token_ids), limit, generate=False, param=param)
+        check_ids(param, given.token_ids, self._resolved.spec.vocab_size)
+        return given
 
     def _prefix(self, name: str | None) -> str:
         """Return the model's own prompt that precedes each text."""
@@ -232,11 +276,11 @@ class PoolingRequests:
 
 
 def activated(logits: Floats, name: str) -> Floats:
-    """Return *logits* after the function *name*: sigmoid, softmax or identity."""
+    """Return *logits* [..., N] after the function *name*: sigmoid, softmax or identity."""
     wide = logits.astype(np.float64)
     if name == "softmax":
-        powers = np.exp(wide - wide.max())
-        wide = powers / powers.sum()
+        powers = np.exp(wide - wide.max(-1, keepdims=True))
+        wide = powers / powers.sum(-1, keepdims=True)
     elif name == "sigmoid":
         wide = 0.5 * (1.0 + np.tanh(0.5 * wide))
     return wide.astype(np.float32)

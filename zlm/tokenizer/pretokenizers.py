@@ -77,9 +77,10 @@ class PreTokenization:
 _FAMILIES: Sequence[tuple[str, PreTokenization]] = (
     (
         "default gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat mellum a.x-4.0"
-        " modern-bert jina-es jina-de jina-v2-es jina-v2-de",
+        " roberta-bpe jina-es jina-de jina-v2-es jina-v2-de",
         PreTokenization(gpt2=True),
     ),
+    ("modern-bert", PreTokenization(gpt2=True, nfc=True)),
     (
         "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2",
         PreTokenization(gpt2=True, digits=True),

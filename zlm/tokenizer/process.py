@@ -2,6 +2,11 @@
 
 An asyncio loop around ``TokenizerCore``: one inbox, an outbox to the engine and one to each front
 end. Owns the sockets; knows nothing of text. Ready once the vocabulary is loaded and the engine is.
+
+The engine and front ends may die and be replaced; ``Peers`` has the ways to those that are there.
+When the engine is lost, each request that it worked on ends with an error, and so does every one
+that comes before the next engine has said EngineReady. When a front end is lost, its requests are
+given up.
 """
 
 import asyncio
@@ -9,11 +14,23 @@ from typing import Any
 
 import uvloop
 
-from zlm.ipc.sockets import Outbox
-from zlm.messages import EngineReady, Launch, Progress, Ready, Stop, ToTokenizer
+from zlm.messages import (
+    OWNER_SHIFT,
+    Detokenize,
+    EngineReady,
+    Generate,
+    Launch,
+    PeerLost,
+    PeerUp,
+    Pool,
+    Stop,
+    Tokenize,
+    ToTokenizer,
+)
 from zlm.process import garbage
 from zlm.process.child import Child, run
 from zlm.tokenizer.core import TokenizerCore
+from zlm.tokenizer.peers import Peers
 
 ROLE = "tokenizer"
 BEAT_SECONDS = 1.0
@@ -26,8 +43,8 @@ class TokenizerProcess:
         self._child = child
         self._core: TokenizerCore | None = None
         self._early: list[Any] = []  # messages that came before Launch
+        self._peers: Peers | None = None
         self._stopped = asyncio.Event()
-        self._ready = False
 
     async def serve(self) -> None:
         """Work until Stop."""
@@ -44,36 +61,56 @@ class TokenizerProcess:
             self._stopped.set()
         elif isinstance(message, Launch):
             self._launch(message)
-        elif self._core is None:
+        elif self._core is None or self._peers is None:
             self._early.append(message)
         else:
-            self._work(self._core, message)
+            self._work(self._core, self._peers, message)
 
     def _launch(self, message: Launch) -> None:
         child = self._child
-        child.supervisor.send(Progress(ROLE, child.index, "loading the tokenizer"))
-        engine = child.outbox("engine")
-        frontends: list[Outbox] = [
-            child.outbox("frontend", i) for i in range(message.resolved.num_front_ends)
-        ]
-        self._core = TokenizerCore(
+        child.say_progress("loading the tokenizer")
+        peers = self._peers = Peers(child, message)
+        core = self._core = TokenizerCore(
             message.resolved,
             child.index,
-            to_engine=engine.send,
-            to_frontend=lambda index, answer: frontends[index].send(answer),
+            to_engine=peers.to_engine,
+            to_frontend=peers.to_frontend,
             run_later=asyncio.get_running_loop().call_soon_threadsafe,
+            incarnation=child.incarnation,
         )
+        core.lose_engine("it is not ready yet")
         garbage.settle()
         early, self._early = self._early, []
         for waiting in early:
-            self._work(self._core, waiting)
+            self._work(core, peers, waiting)
 
-    def _work(self, core: TokenizerCore, message: Any) -> None:
-        core.handle(message)
-        if isinstance(message, EngineReady) and not self._ready:
-            self._ready = True
-            detail = f"{core.vocabulary.size} tokens"
-            self._child.supervisor.send(Ready(ROLE, self._child.index, detail))
+    def _work(self, core: TokenizerCore, peers: Peers, message: Any) -> None:
+        match message:
+            case EngineReady():
+                self._take_engine(core, peers, message)
+            case PeerLost(role="engine"):
+                if peers.engine_lost(message.incarnation):
+                    core.lose_engine(message.reason)
+            case PeerLost() | PeerUp():
+                if peers.frontend_changed(message):
+                    core.lose_frontend(message.index)
+            case Generate() | Pool() | Tokenize() | Detokenize():
+                if peers.is_from_the_dead(message.request_id):
+                    return
+                if peers.follow_successor(message.request_id):
+                    core.lose_frontend(message.request_id >> OWNER_SHIFT)
+                core.handle(message)
+            case _:
+                core.handle(message)
+
+    def _take_engine(self, core: TokenizerCore, peers: Peers, ready: EngineReady) -> None:
+        """Work with an engine that says it is ready, unless it is dead by now."""
+        if not peers.engine_is_new(ready.incarnation):
+            return
+        core.lose_engine("it was replaced")  # a former one, whose loss may not have been told yet
+        peers.connect_engine(ready.incarnation)
+        core.handle(ready)
+        self._child.say_ready(f"{core.vocabulary.size} tokens", engine=ready.incarnation)
 
     async def _beat(self) -> None:
         """Show that the loop goes round; a hung one stops showing it."""

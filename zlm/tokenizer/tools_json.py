@@ -1,4 +1,4 @@
-"""Formats of tool calls that are JSON: Hermes, Mistral, Llama 3, bare JSON, and forced calls.
+"""Formats of tool calls that are JSON: Hermes and its like, Mistral, Llama 3, bare and forced ones.
 
 Each is a coroutine that reads one choice's whole text (see ``output_source``). All share one way
 to read a call: an object with ``name`` and ``arguments`` (or ``parameters``), in any order.
@@ -7,31 +7,39 @@ to read a call: an object with ``name`` and ``arguments`` (or ``parameters``), i
 import json
 
 from zlm.tokenizer import output_json
-from zlm.tokenizer.output_source import MalformedError, Sink, Source, Steps, until
+from zlm.tokenizer.output_source import MalformedError, Reader, Sink, Source, Steps, until
+from zlm.tokenizer.tools_schemas import Functions
 
-Known = frozenset[str]
-
+NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:/-")
 
 
-def hermes(source: Source, sink: Sink, known: Known) -> Steps[None]:
-    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, among content."""
-    while (yield from until(source, ("<tool_call>",), sink.content)) is not None:
-        try:
-            if (yield from source.skip_space()) == "[":
-                yield from call_list(source, sink)
-            else:
-                yield from call(source, sink)
-        except MalformedError:
-            sink.broken()
-            continue
-        yield from source.skip_space()
-        yield from source.optional("</tool_call>", cut=True)
-        yield from source.skip_space()
+def marked(opening: str, closing: str) -> Reader:
+    """Return the format ``OPENING{"name": ..., "arguments": {...}}CLOSING``, among content.
+
+    One object or a list of them; objects may follow one another.
+    """
+
+    def read(source: Source, sink: Sink, functions: Functions) -> Steps[None]:
+        while (yield from until(source, (opening,), sink.content)) is not None:
+            try:
+                if (yield from source.skip_space()) == "[":
+                    yield from call_list(source, sink)
+                else:
+                    yield from _calls_in_a_row(source, sink, None)
+            except MalformedError:
+                sink.broken(opened=True)
+                continue
+            yield from source.skip_space()
+            if closing:
+                yield from source.optional(closing, cut=True)
+            yield from source.skip_space()
+
+    return read
 
 
-def mistral(source: Source, sink: Sink, known: Known) -> Steps[None]:
+def mistral(source: Source, sink: Sink, known: Functions) -> Steps[None]:
     """``[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`` or ``[TOOL_CALLS]name[ARGS]{}``."""
     while (yield from until(source, ("[TOOL_CALLS]",), sink.content)) is not None:
         try:
@@ -43,7 +51,7 @@ def mistral(source: Source, sink: Sink, known: Known) -> Steps[None]:
             else:
                 yield from _named_call(source, sink)
         except MalformedError:
-            sink.broken()
+            sink.broken(opened=True)
             continue
         yield from source.skip_space()
 
@@ -63,17 +71,17 @@ def _named_call(source: Source, sink: Sink) -> Steps[None]:
     sink.end()
 
 
-def llama3(source: Source, sink: Sink, known: Known) -> Steps[None]:
+def llama3(source: Source, sink: Sink, known: Functions) -> Steps[None]:
     """``{"name": ..., "parameters": {...}}`` at the start or behind ``<|python_tag|>``."""
     yield from _bare(source, sink, known, "<|python_tag|>", "")
 
 
-def bare_json(source: Source, sink: Sink, known: Known) -> Steps[None]:
+def bare_json(source: Source, sink: Sink, known: Functions) -> Steps[None]:
     """A call or a list of calls as JSON, at the start of the text or in a fenced block."""
     yield from _bare(source, sink, known, "```json", "```")
 
 
-def _bare(source: Source, sink: Sink, known: Known, opening: str, closing: str) -> Steps[None]:
+def _bare(source: Source, sink: Sink, known: Functions, opening: str, closing: str) -> Steps[None]:
     """Calls of *known* functions alone: other JSON is an answer like any other."""
     source.mark = source.pos
     yield from source.skip_space()
@@ -92,11 +100,15 @@ def _bare(source: Source, sink: Sink, known: Known, opening: str, closing: str) 
             return
 
 
-def _bare_calls(source: Source, sink: Sink, known: Known) -> Steps[None]:
-    """Read calls with nothing, a comma or a semicolon between them."""
+def _bare_calls(source: Source, sink: Sink, known: Functions) -> Steps[None]:
     if (yield from source.skip_space()) == "[":
         yield from call_list(source, sink, known)
-        return
+    else:
+        yield from _calls_in_a_row(source, sink, known)
+
+
+def _calls_in_a_row(source: Source, sink: Sink, known: Functions | None) -> Steps[None]:
+    """Read calls with nothing, a comma or a semicolon between them."""
     yield from call(source, sink, known)
     while True:
         source.mark = source.pos
@@ -113,7 +125,7 @@ def _bare_calls(source: Source, sink: Sink, known: Known) -> Steps[None]:
         yield from call(source, sink, known)
 
 
-def forced_list(source: Source, sink: Sink, known: Known) -> Steps[None]:
+def forced_list(source: Source, sink: Sink, known: Functions) -> Steps[None]:
     """The text is a list of calls: what a grammar makes of tool_choice required.
 
     Of a call that the text's end cuts before its arguments there is nothing to tell.
@@ -127,9 +139,9 @@ def forced_list(source: Source, sink: Sink, known: Known) -> Steps[None]:
             sink.broken()
 
 
-def forced_arguments(source: Source, sink: Sink, known: Known) -> Steps[None]:
+def forced_arguments(source: Source, sink: Sink, known: Functions) -> Steps[None]:
     """The text is the arguments of the one function in *known*: a tool_choice that names it."""
-    (name,) = known
+    (name,) = known.names
     source.mark = source.pos
     try:
         if (yield from source.skip_space()) != "{":
@@ -141,7 +153,7 @@ def forced_arguments(source: Source, sink: Sink, known: Known) -> Steps[None]:
         sink.broken()
 
 
-def call_list(source: Source, sink: Sink, known: Known | None = None) -> Steps[None]:
+def call_list(source: Source, sink: Sink, known: Functions | None = None) -> Steps[None]:
     """Read a JSON list of at least one call."""
     yield from source.expect("[")
     yield from source.skip_space()
@@ -156,7 +168,7 @@ def call_list(source: Source, sink: Sink, known: Known | None = None) -> Steps[N
     source.mark = None
 
 
-def call(source: Source, sink: Sink, known: Known | None = None) -> Steps[None]:
+def call(source: Source, sink: Sink, known: Functions | None = None) -> Steps[None]:
     """Read one call; *known*: only of these functions, any other is malformed.
 
     Its arguments are streamed when its name comes first. It is complete when they are: what is
@@ -171,7 +183,7 @@ def call(source: Source, sink: Sink, known: Known | None = None) -> Steps[None]:
         yield from source.skip_space()
         yield from source.expect(":")
         first = yield from source.skip_space()
-        if key == "name" and name is None:
+        if key in NAMES and name is None:
             name = yield from _function_name(source, known)
         elif key in ARGUMENTS and arguments is None:
             if name is not None and first == "{":
@@ -194,7 +206,7 @@ def call(source: Source, sink: Sink, known: Known | None = None) -> Steps[None]:
     sink.end()
 
 
-def _function_name(source: Source, known: Known | None) -> Steps[str]:
+def _function_name(source: Source, known: Functions | None) -> Steps[str]:
     name = yield from output_json.decoded_string(source)
     if not name or (known is not None and name not in known):
         raise MalformedError

@@ -10,7 +10,16 @@ from typing import NamedTuple
 
 from zlm.tokenizer import output_json
 from zlm.tokenizer.output_json import MAX_DEPTH, WORD, Out
-from zlm.tokenizer.output_source import MalformedError, Sink, Source, Steps, until
+from zlm.tokenizer.output_source import (
+    SPACE,
+    MalformedError,
+    Reader,
+    Sink,
+    Source,
+    Steps,
+    until,
+)
+from zlm.tokenizer.tools_schemas import Functions
 
 _IDENTIFIER = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
 _FUNCTION = _IDENTIFIER | frozenset(".:/-")
@@ -25,41 +34,83 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 # ------------------------------------------------------------------------------- Python
 
 
-def pythonic(source: Source, sink: Sink, known: frozenset[str]) -> Steps[None]:
-    """``[f(a=1, b="x"), g()]``, at the start of the text; calls of *known* functions alone."""
-    source.mark = source.pos
-    yield from source.skip_space()
-    tagged = yield from source.optional("<|python_start|>")
-    while True:
-        try:
-            yield from source.skip_space()
-            yield from _python_calls(source, sink, known)
-            yield from source.skip_space()
-            yield from source.optional("<|python_end|>", cut=True)
-            yield from source.skip_space()
-        except MalformedError:
-            sink.broken()
-        tagged = (yield from until(source, ("<|python_start|>",), sink.content)) is not None
-        if not tagged:
-            return
+def pythonic(opening: str, closing: str, *, listed: bool = True) -> Reader:
+    """Return the format ``[f(a=1, b="x"), g()]``, at the start of the text or behind *opening*.
+
+    Calls of known functions alone. *listed*: in brackets, else one on each line, behind *opening*.
+    """
+
+    def read(source: Source, sink: Sink, functions: Functions) -> Steps[None]:
+        source.mark = source.pos
+        yield from source.skip_space()
+        marked = yield from source.optional(opening)
+        while True:
+            try:
+                if not (listed or marked):
+                    raise MalformedError
+                yield from source.skip_space()
+                if listed:
+                    yield from _python_list(source, sink, functions)
+                else:
+                    yield from _python_lines(source, sink, functions)
+                yield from source.skip_space()
+                yield from source.optional(closing, cut=True)
+                yield from source.skip_space()
+            except MalformedError:
+                sink.broken(opened=marked)
+            marked = (yield from until(source, (opening,), sink.content)) is not None
+            if not marked:
+                return
+
+    return read
 
 
-def _python_calls(source: Source, sink: Sink, known: frozenset[str]) -> Steps[None]:
+def _python_list(source: Source, sink: Sink, functions: Functions) -> Steps[None]:
     yield from source.expect("[")
     while True:
         yield from source.skip_space()
-        name = yield from source.run_of(_FUNCTION)
-        if name not in known:
-            raise MalformedError
-        source.pos += len(name)
-        yield from source.expect("(")
-        yield from _python_arguments(source, sink, name)
+        yield from _python_call(source, sink, functions)
         source.mark = source.pos
         if (yield from source.skip_space()) == "]":
             break
         yield from source.expect(",")
     source.pos += 1
     source.mark = None
+
+
+def _python_lines(source: Source, sink: Sink, functions: Functions) -> Steps[None]:
+    """Read at least one call, and those that follow it."""
+    yield from _python_call(source, sink, functions)
+    while True:
+        yield from source.skip_space()
+        source.mark = source.pos
+        if (yield from source.run_of(_FUNCTION)) not in functions:
+            source.mark = None
+            return
+        yield from _python_call(source, sink, functions)
+
+
+def _python_call(source: Source, sink: Sink, functions: Functions) -> Steps[None]:
+    name = yield from source.run_of(_FUNCTION)
+    if name not in functions:
+        raise MalformedError
+    source.pos += len(name)
+    yield from source.expect("(")
+    yield from _python_arguments(source, sink, name)
+
+
+def python_json(text: str) -> str | None:
+    """Return the JSON of a Python literal; None if *text* is none."""
+    source = Source()
+    source.add(f"{text} ")  # a word ends before the end
+    source.ended = True
+    pieces: list[str] = []
+    try:
+        for _ in _python_value(source, pieces.append):
+            raise AssertionError("no more text can come")
+    except MalformedError:
+        return None
+    return None if source.rest().strip() else "".join(pieces)
 
 
 def _python_arguments(source: Source, sink: Sink, name: str) -> Steps[None]:
@@ -99,7 +150,7 @@ def _python_value(source: Source, out: Out, depth: int = 0) -> Steps[None]:
         yield from _python_nested(source, out, first, depth + 1)
     else:
         word = yield from source.run_of(WORD)
-        if source.ended and source.pos + len(word) == len(source.buffer):
+        if source.pos + len(word) == len(source.buffer) and source.is_over():
             source.pos += len(word)  # the start of some word: there is no saying of which
             raise MalformedError
         out(_python_word(word))
@@ -113,10 +164,11 @@ def _python_word(word: str) -> str:
         return word
     if not _PYTHON_NUMBER.fullmatch(word):
         raise MalformedError
+    whole = not set(word) & set(".eE")
     try:
-        return json.dumps(int(word))
-    except ValueError:
-        return json.dumps(float(word))
+        return json.dumps(int(word) if whole else float(word), allow_nan=False)
+    except ValueError:  # an underscore too many, or more than JSON has numbers for
+        raise MalformedError from None
 
 
 def _python_nested(source: Source, out: Out, opening: str, depth: int) -> Steps[None]:
@@ -153,7 +205,7 @@ def _python_string(source: Source, out: Callable[[str], None]) -> Steps[None]:
             return
         source.pos += 1
         quote *= 3
-    while not (yield from _at(source, quote)):
+    while not (yield from _closes(source, quote)):
         character = source.buffer[source.pos]
         source.pos += 1
         if character == "\\":
@@ -161,6 +213,27 @@ def _python_string(source: Source, out: Callable[[str], None]) -> Steps[None]:
         else:
             out(character)
     source.pos += len(quote)
+
+
+def _closes(source: Source, quote: str) -> Steps[bool]:
+    """Tell whether a string ends here. A lone quote that nothing can follow so is part of it:
+
+    LFM2's template writes ``'it's'``, and so does the model.
+    """
+    stands_here = yield from _at(source, quote)
+    if not stands_here or len(quote) == 3:
+        return stands_here
+    length = 1
+    while True:
+        following = source.buffer[source.pos + length : source.pos + length + 1]
+        if following and following not in SPACE:
+            return following in ",)]}:"
+        if following:
+            length += 1
+        elif source.is_over():
+            return True
+        else:
+            yield
 
 
 def _at(source: Source, literal: str) -> Steps[bool]:
@@ -171,7 +244,7 @@ def _at(source: Source, literal: str) -> Steps[bool]:
             return True
         if text and not literal.startswith(text):
             return False
-        if source.ended:
+        if source.is_over():
             source.pos = len(source.buffer)  # the start of something that is cut
             raise MalformedError
         yield
@@ -214,10 +287,10 @@ FUNCTION_GEMMA = GemmaMarks("<start_function_call>", "<end_function_call>", "<es
 GEMMA4 = GemmaMarks("<|tool_call>", "<tool_call|>", '<|"|>')
 
 
-def gemma(marks: GemmaMarks) -> Callable[[Source, Sink, frozenset[str]], Steps[None]]:
+def gemma(marks: GemmaMarks) -> Reader:
     """Return the format ``OPENINGcall:name{key:QUOTEtextQUOTE,n:5}CLOSING``, among content."""
 
-    def read(source: Source, sink: Sink, known: frozenset[str]) -> Steps[None]:
+    def read(source: Source, sink: Sink, functions: Functions) -> Steps[None]:
         while (yield from until(source, (marks.opening,), sink.content)) is not None:
             try:
                 yield from source.skip_space()
@@ -230,7 +303,7 @@ def gemma(marks: GemmaMarks) -> Callable[[Source, Sink, frozenset[str]], Steps[N
                 yield from _gemma_value(source, sink.arguments, marks.quote)
                 sink.end()
             except MalformedError:
-                sink.broken()
+                sink.broken(opened=True)
                 continue
             yield from source.skip_space()
             yield from source.optional(marks.closing, cut=True)
@@ -302,7 +375,7 @@ def _gemma_bare(source: Source, stops: str) -> Steps[str]:
         if length < len(rest):
             source.pos += length
             return rest[:length]
-        if source.ended:
+        if source.is_over():
             source.pos = len(source.buffer)  # the start of something that is cut
             raise MalformedError
         yield

@@ -39,26 +39,26 @@ def dequantize(raw: Tensor, type_name: str, out: Tensor) -> None:
         fill(blocks[start : start + step], rows[start : start + step])
 
 
-def _halves(blocks: Tensor, first: int, count: int = 1) -> Tensor:
+def halves(blocks: Tensor, first: int, count: int = 1) -> Tensor:
     """Return the float16 numbers at byte *first* of each block as float32 [N, count]."""
     return blocks[:, first : first + 2 * count].contiguous().view(torch.float16).float()
 
 
-def _nibbles(packed: Tensor) -> Tensor:
+def nibbles(packed: Tensor) -> Tensor:
     """Return [N, G, 2 * W] of the low, then the high halves of uint8 [N, G, W]."""
     return torch.cat((packed & 15, packed >> 4), dim=2)
 
 
 def _q4_0(blocks: Tensor, out: Tensor) -> None:
-    out.copy_(_nibbles(blocks[:, None, 2:])[:, 0]).sub_(8.0).mul_(_halves(blocks, 0))
+    out.copy_(nibbles(blocks[:, None, 2:])[:, 0]).sub_(8.0).mul_(halves(blocks, 0))
 
 
 def _q4_1(blocks: Tensor, out: Tensor) -> None:
-    scales = _halves(blocks, 0, 2)
-    out.copy_(_nibbles(blocks[:, None, 4:])[:, 0]).mul_(scales[:, :1]).add_(scales[:, 1:])
+    scales = halves(blocks, 0, 2)
+    out.copy_(nibbles(blocks[:, None, 4:])[:, 0]).mul_(scales[:, :1]).add_(scales[:, 1:])
 
 
-def _fifth_bits(blocks: Tensor, first: int) -> Tensor:
+def fifth_bits(blocks: Tensor, first: int) -> Tensor:
     """Return uint8 [N, 32], 16 or 0: the fifth bit of each value, from the 4 bytes at *first*."""
     packed = blocks[:, first : first + 4, None]
     shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)
@@ -66,21 +66,21 @@ def _fifth_bits(blocks: Tensor, first: int) -> Tensor:
 
 
 def _q5_0(blocks: Tensor, out: Tensor) -> None:
-    values = _nibbles(blocks[:, None, 6:])[:, 0] | _fifth_bits(blocks, 2)
-    out.copy_(values).sub_(16.0).mul_(_halves(blocks, 0))
+    values = nibbles(blocks[:, None, 6:])[:, 0] | fifth_bits(blocks, 2)
+    out.copy_(values).sub_(16.0).mul_(halves(blocks, 0))
 
 
 def _q5_1(blocks: Tensor, out: Tensor) -> None:
-    scales = _halves(blocks, 0, 2)
-    values = _nibbles(blocks[:, None, 8:])[:, 0] | _fifth_bits(blocks, 4)
+    scales = halves(blocks, 0, 2)
+    values = nibbles(blocks[:, None, 8:])[:, 0] | fifth_bits(blocks, 4)
     out.copy_(values).mul_(scales[:, :1]).add_(scales[:, 1:])
 
 
 def _q8_0(blocks: Tensor, out: Tensor) -> None:
-    out.copy_(blocks[:, 2:].view(torch.int8)).mul_(_halves(blocks, 0))
+    out.copy_(blocks[:, 2:].view(torch.int8)).mul_(halves(blocks, 0))
 
 
-def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Return scale and minimum of each 32 values of a Q4_K or Q5_K block, float32 [N, 8, 1].
 
     The first four of either are 6 bits of a byte; the other four are split: 4 bits in the last
@@ -90,7 +90,7 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     low, mid, high = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = torch.cat((low & 63, (high & 15) | ((low >> 6) << 4)), dim=1)
     minima = torch.cat((mid & 63, (high >> 4) | ((mid >> 6) << 4)), dim=1)
-    factors = _halves(blocks, 0, 2)
+    factors = halves(blocks, 0, 2)
     return (
         (factors[:, :1] * scales.float()).unsqueeze(2),
         (factors[:, 1:] * minima.float()).unsqueeze(2),
@@ -98,29 +98,36 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _q4_k(blocks: Tensor, out: Tensor) -> None:
-    scales, minima = _k_scales(blocks)
-    values = _nibbles(blocks[:, 16:].view(-1, 4, 32))
+    scales, minima = k_scales(blocks)
+    values = nibbles(blocks[:, 16:].view(-1, 4, 32))
     out.copy_(values.view(-1, 256))
     out.view(-1, 8, 32).mul_(scales).sub_(minima)
 
 
 def _q5_k(blocks: Tensor, out: Tensor) -> None:
-    scales, minima = _k_scales(blocks)
+    scales, minima = k_scales(blocks)
     shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).view(1, 8, 1)
     fifth = ((blocks[:, None, 16:48] >> shifts) & 1) << 4
-    values = _nibbles(blocks[:, 48:].view(-1, 4, 32)).view(-1, 8, 32) | fifth
+    values = nibbles(blocks[:, 48:].view(-1, 4, 32)).view(-1, 8, 32) | fifth
     out.copy_(values.view(-1, 256))
     out.view(-1, 8, 32).mul_(scales).sub_(minima)
 
 
-def _q6_k(blocks: Tensor, out: Tensor) -> None:
-    """A block is two halves of 128 values: 64 bytes of low nibbles, 32 bytes of upper bit pairs."""
+def six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return codes uint8 [N, 2, 4, 32] and scales float32 [N, 16] of Q6_K blocks.
+
+    A block is two halves of 128 values: 64 bytes of low nibbles, 32 bytes of upper bit pairs.
+    """
     low = blocks[:, :128].view(-1, 2, 64)
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device).view(1, 1, 4, 1)
     upper = ((blocks[:, 128:192].view(-1, 2, 1, 32) >> shifts) & 3) << 4
-    values = _nibbles(low).view(-1, 2, 4, 32) | upper
-    scales = _halves(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
-    out.copy_(values.view(-1, 256)).sub_(32.0)
+    scales = halves(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
+    return nibbles(low).view(-1, 2, 4, 32) | upper, scales
+
+
+def _q6_k(blocks: Tensor, out: Tensor) -> None:
+    codes, scales = six_bits(blocks)
+    out.copy_(codes.view(-1, 256)).sub_(32.0)
     out.view(-1, 16, 16).mul_(scales.unsqueeze(2))
 
 

@@ -22,6 +22,7 @@ from huggingface_hub.errors import (
 )
 
 from zlm.errors import ModelError
+from zlm.weights.download_progress import Report, bar_class
 from zlm.weights.resolve import similar_path
 
 SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
@@ -42,10 +43,12 @@ DISK_ERRORS = (
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
-def download_model(model: str, revision: str | None, download_dir: str | None) -> Path:
+def download_model(
+    model: str, revision: str | None, download_dir: str | None, report: Report | None = None
+) -> Path:
     """Return the local folder of the id *model*, or its GGUF file; see ``resolve_model``."""
     repository, _, choice = model.partition(":")
-    source = _Source(repository, revision, download_dir)
+    source = _Source(repository, revision, download_dir, report)
     if choice:
         return _gguf_file(source, choice)
     folder = source.fetch((*SMALL_FILES, *WEIGHTS))
@@ -70,8 +73,8 @@ def download_model(model: str, revision: str | None, download_dir: str | None) -
     raise ModelError(f"{repository} holds no safetensors and no GGUF weights{found}")
 
 
-def download_tokenizer(model: str, revision: str | None, download_dir: str | None) -> Path:
-    """Return a local folder with the tokenizer of the id *model*, without its weights."""
+def download_small_files(model: str, revision: str | None, download_dir: str | None) -> Path:
+    """Return a local folder with the description and tokenizer of the id *model*, no weights."""
     repository, _, choice = model.partition(":")
     source = _Source(repository, revision, download_dir)
     return _gguf_file(source, choice) if choice else source.fetch(SMALL_FILES)
@@ -96,8 +99,15 @@ def _gguf_file(source: "_Source", choice: str) -> Path:
 class _Source:
     """One repository at one revision, with the token and cache to use."""
 
-    def __init__(self, repository: str, revision: str | None, download_dir: str | None) -> None:
+    def __init__(
+        self,
+        repository: str,
+        revision: str | None,
+        download_dir: str | None,
+        report: Report | None = None,
+    ) -> None:
         self.repository = repository
+        self.bar = None if report is None else bar_class(repository, report)
         self.revision = revision
         self.cache = str(Path(download_dir).expanduser()) if download_dir else None
         self.token = next((os.environ[k] for k in TOKEN_VARIABLES if os.environ.get(k)), None)
@@ -112,6 +122,7 @@ class _Source:
                 token=self.token,
                 allow_patterns=list(patterns),
                 ignore_patterns=list(ignored),
+                tqdm_class=self.bar,
             )
         except Exception as error:
             raise self.explain(error) from error

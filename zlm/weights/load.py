@@ -11,6 +11,7 @@ too, which it dequantises in no time.
 Which tensors a model must have is not known here; names() tells what there is.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -19,14 +20,20 @@ from torch import Tensor
 
 from zlm.config import ModelSpec
 from zlm.errors import ModelError
+from zlm.ops.block_matrix import BlockMatrix
+from zlm.weights.encoder_names import ENCODERS, encoder_names, gguf_encoder_names
 from zlm.weights.feed import Feeder
-from zlm.weights.gguf import GGUFFile
+from zlm.weights.gguf import GGUFFile, TensorInfo
 from zlm.weights.gguf_dequant import SUPPORTED, dequantize
+from zlm.weights.gguf_matrix import PARTS, matrix as gguf_matrix
+from zlm.weights.mxfp4 import MXFP4Weights
 from zlm.weights.names import gguf_names, text_names
+from zlm.weights.quantized import QuantizedWeights
 from zlm.weights.raw import RawFile
 from zlm.weights.safetensors import folder_tensors, naming, open_file, tensor_places
 
 CPU = torch.device("cpu")
+INTERLEAVED = ("llama", "mixtral", "smollm3")  # families whose rows of q and k converters reorder
 
 
 class Weights(Protocol):
@@ -34,9 +41,6 @@ class Weights(Protocol):
 
     def names(self) -> list[str]:
         """Return the names of all tensors in the order in which they lie on disk."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of tensor *name* without reading it."""
 
     def get(self, name: str) -> Tensor:
         """Return tensor *name*, a copy owned by the caller; KeyError if there is none."""
@@ -55,7 +59,11 @@ def open_weights(path: str | Path, spec: ModelSpec, device: torch.device = CPU) 
     """
     path = Path(path)
     if path.is_dir():
-        return FolderWeights(path) if device.type == "cpu" else FedFolderWeights(path, device)
+        is_cpu = device.type == "cpu"
+        stored = FolderWeights(path, spec) if is_cpu else FedFolderWeights(path, spec, device)
+        if spec.quantization == "mxfp4":
+            return MXFP4Weights(stored)
+        return QuantizedWeights(stored, spec.quantization) if spec.quantization else stored
     return GGUFWeights(path, spec, device)
 
 
@@ -65,17 +73,13 @@ class FolderWeights:
     The library maps the file: a copy lets go of its pages as soon as the files are closed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, spec: ModelSpec) -> None:
         self._paths = folder_tensors(folder)
-        self._names = text_names(self._paths)
+        self._names = _folder_names(self._paths, spec)
         self._files = {path: open_file(path, "pt") for path in sorted(set(self._paths.values()))}
 
     def names(self) -> list[str]:
         return list(self._names)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        stored = self._names[name]
-        return tuple(self._files[self._paths[stored]].get_slice(stored).get_shape())
 
     def get(self, name: str) -> Tensor:
         stored = self._names[name]
@@ -90,9 +94,9 @@ class FolderWeights:
 class FedFolderWeights:
     """The safetensors files of a folder, for a GPU: tensors in the type they are stored in."""
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
+    def __init__(self, folder: Path, spec: ModelSpec, device: torch.device) -> None:
         paths = folder_tensors(folder)
-        self._names = text_names(paths)
+        self._names = _folder_names(paths, spec)
         self._paths = paths
         self._places = {path: tensor_places(path) for path in set(paths.values())}
         self._files = {path: RawFile(str(path)) for path in self._places}
@@ -100,10 +104,6 @@ class FedFolderWeights:
 
     def names(self) -> list[str]:
         return list(self._names)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        stored = self._names[name]
-        return self._places[self._paths[stored]][stored].shape
 
     def get(self, name: str) -> Tensor:
         stored = self._names[name]
@@ -125,7 +125,12 @@ class GGUFWeights:
         file = GGUFFile(path)
         self._spec = spec
         self._tensors = file.tensors
-        self._names = gguf_names(file.tensors, sandwich=spec.sandwich_norms)
+        if spec.architecture in ENCODERS:
+            self._names = gguf_encoder_names(file.tensors, spec.architecture)
+        else:
+            self._names = gguf_names(
+                file.tensors, sandwich=spec.sandwich_norms, fused=spec.fused_products
+            )
         for name in self._names.values():
             kind = file.tensors[name].type
             if kind not in SUPPORTED:
@@ -140,9 +145,6 @@ class GGUFWeights:
     def names(self) -> list[str]:
         return list(self._names)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._tensors[self._names[name]].shape
-
     def get(self, name: str) -> Tensor:
         info = self._tensors[self._names[name]]
         if self._feeder is not None:
@@ -152,18 +154,30 @@ class GGUFWeights:
         heads = self._interleaved_heads(name)
         if heads:
             raw = _separate_halves(raw, heads, info.shape[0])
+        shape = _shape(name, info)
         if info.type == "F32":
-            values = raw.view(torch.float32).view(info.shape)
+            values = raw.view(torch.float32).view(shape)
         else:
-            values = torch.empty(info.shape, device=self._device)
+            values = torch.empty(shape, device=self._device)
             dequantize(raw, info.type, values)
         if self._spec.norm_plus_one and name.endswith("norm.weight"):
             values -= 1.0
         return values
 
+    def matrix(self, name: str) -> BlockMatrix | None:
+        """Return tensor *name* as it is quantized; None if it is not."""
+        info = self._tensors[self._names[name]]
+        if info.type not in PARTS or len(info.shape) != 2 or self._feeder is not None:
+            return None
+        raw = _read(self._file, info.offset, info.num_bytes)
+        heads = self._interleaved_heads(name)
+        if heads:
+            raw = _separate_halves(raw, heads, info.shape[0])
+        return gguf_matrix(raw, info.type, info.shape)
+
     def _interleaved_heads(self, name: str) -> int:
         """Return the number of heads whose rows converters interleave in tensor *name*, or 0."""
-        if self._spec.architecture != "llama":
+        if self._spec.architecture not in INTERLEAVED:
             return 0
         if ".q_proj." in name:
             return self._spec.num_heads
@@ -173,6 +187,18 @@ class GGUFWeights:
         if self._feeder is not None:
             self._feeder.close()
         self._file.close()
+
+
+def _folder_names(names: Iterable[str], spec: ModelSpec) -> dict[str, str]:
+    if spec.architecture in ENCODERS:
+        return encoder_names(names, spec.architecture)
+    return text_names(names)
+
+
+def _shape(name: str, info: TensorInfo) -> tuple[int, ...]:
+    """Return the shape of tensor *name*; of a matrix with one row, files keep the row alone."""
+    one_row = name.endswith("shared_expert_gate.weight")
+    return (1, info.shape[-1]) if one_row else info.shape
 
 
 def _read(file: RawFile, offset: int, num_bytes: int) -> Tensor:

@@ -26,12 +26,22 @@ GGUF_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_norm": "post_attention_layernorm",
-}
-GGUF_SANDWICH = {  # Gemma: norms on both sides of attention and MLP
+    "attn_qkv": "self_attn.qkv_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+GGUF_SANDWICH = {  # Gemma: norms on both sides of attention and MLP
+    "ffn_norm": "pre_feedforward_layernorm",
+}
+GGUF_FUSED = {"ffn_up": "mlp.gate_up_proj"}  # Phi-3: gate and up in one
 GGUF_FREQUENCIES = (  # facts of the rotary embedding: part of the ModelSpec, no weights
     "rope_freqs.weight",
     "rope_factors_long.weight",
@@ -44,22 +54,41 @@ _TEXT_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
-    "bert.": "",
-    "roberta.": "",
 }
 _OTHER_HALF = (
     "vision_tower.",
     "multi_modal_projector.",
+    "audio_tower.",
+    "embed_vision.",
+    "embed_audio.",
     "model.vision_tower.",
+    "model.audio_tower.",
+    "model.embed_vision.",
+    "model.embed_audio.",
     "model.multi_modal_projector.",
 )
+# Mixtral's own names for a mixture of experts.
+_MIXTRAL = {
+    "block_sparse_moe.gate.": "mlp.gate.",
+    "block_sparse_moe.experts.": "mlp.experts.",
+    ".w1.": ".gate_proj.",
+    ".w2.": ".down_proj.",
+    ".w3.": ".up_proj.",
+}
 _BARE = ("embed_tokens.", "layers.", "norm.")  # a checkpoint of the model without its head
 _COMPUTED = ".rotary_emb.inv_freq"  # a table that old checkpoints store and nobody reads
 
 
-def gguf_names(names: Iterable[str], *, sandwich: bool) -> dict[str, str]:
-    """Return our name to the file's name for the tensors of a GGUF file that are weights."""
-    layer = GGUF_LAYER | GGUF_SANDWICH if sandwich else GGUF_LAYER
+def gguf_names(names: Iterable[str], *, sandwich: bool, fused: bool) -> dict[str, str]:
+    """Return our name to the file's name for the tensors of a GGUF file that are weights.
+
+    sandwich, fused: the facts ``sandwich_norms`` and ``fused_products`` of its ModelSpec.
+    """
+    layer = GGUF_LAYER
+    if sandwich:
+        layer = layer | GGUF_SANDWICH
+    if fused:
+        layer = layer | GGUF_FUSED
     found = {}
     for name in names:
         if name in GGUF_FREQUENCIES:
@@ -82,5 +111,8 @@ def text_names(names: Iterable[str]) -> dict[str, str]:
         for prefix, replacement in _TEXT_PREFIXES.items():
             if name.startswith(prefix):
                 ours = replacement + name.removeprefix(prefix)
+        if ".block_sparse_moe." in ours:
+            for theirs, common in _MIXTRAL.items():
+                ours = ours.replace(theirs, common)
         found[ours] = name
     return found

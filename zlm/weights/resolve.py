@@ -6,6 +6,7 @@ told as such at once, with the nearest name beside it, and not looked up in the 
 
 import difflib
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from zlm.errors import ModelError
@@ -14,14 +15,19 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(:[\w.-]+)?", re.
 
 
 def resolve_model(
-    model: str, *, revision: str | None = None, download_dir: str | None = None
+    model: str,
+    *,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> str:
     """Return the local folder or GGUF file that *model* means, downloading what is missing.
 
     model: a folder, a .gguf file, a folder with one .gguf file, a Hugging Face id, or an id with a
     GGUF file or quantization after a colon (``owner/name:Q4_K_M``).
     revision: branch, tag or commit of an id.  download_dir: where downloads are kept; None: the
-    Hugging Face cache.  The token is taken from HF_TOKEN or HUGGINGFACE_HUB_TOKEN.
+    Hugging Face cache.  report: is told in words how far a download is; None: bars on stderr show
+    it.  The token is taken from HF_TOKEN or HUGGINGFACE_HUB_TOKEN.
     Raises ModelError, in words for the user, if there is no such model or it cannot be had.
     """
     local = _local_path(model)
@@ -29,7 +35,7 @@ def resolve_model(
         return str(_checkpoint_in(local))
     from zlm.weights import hub  # imports huggingface_hub, which takes a while
 
-    return str(hub.download_model(model, revision, download_dir))
+    return str(hub.download_model(model, revision, download_dir, report))
 
 
 def resolve_tokenizer(
@@ -42,7 +48,22 @@ def resolve_tokenizer(
         return str(local if has_tokenizer else _checkpoint_in(local))
     from zlm.weights import hub
 
-    return str(hub.download_tokenizer(model, revision, download_dir))
+    return str(hub.download_small_files(model, revision, download_dir))
+
+
+def resolve_description(
+    model: str, *, revision: str | None = None, download_dir: str | None = None
+) -> str:
+    """Return a local path to read the facts of *model* from; of an id only small files are fetched.
+
+    Like resolve_model, but weights may be missing, unless they are a GGUF file, which holds both.
+    """
+    local = _local_path(model)
+    if local is not None:
+        return str(_checkpoint_in(local))
+    from zlm.weights import hub
+
+    return str(hub.download_small_files(model, revision, download_dir))
 
 
 def _local_path(model: str) -> Path | None:

@@ -7,6 +7,7 @@ anything is computed.
 """
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +53,10 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+        reason = error.strerror or str(error)
+        if not os.access(path, os.R_OK, effective_ids=True) and os.path.exists(path):
+            reason = "this user may not read it"  # for the library such a file does not exist
+        raise ModelError(f"cannot read {path}: {reason}") from error
     except SafetensorError as error:
         raise ModelError(f"{path} is damaged or cut short: {error}") from error
 

@@ -13,7 +13,8 @@ were ever put where one of another size was (the allocator does not move what it
     e * T * (6 * hidden + (heads + 2 * KV heads) * D  +  heads * D  +  3 * intermediate)
             residual, norms, products   qkv                attention     gate | up, their product
 
-where the residual counts twice, as it is float32 if the compute type is float16. Then the logits,
+where the residual counts twice, as it is float32 if the compute type is float16, and of a mixture
+with k experts of size i for a token the last term is  k * (hidden + i).  Then the logits,
 S * vocab * (e + 12): of the product, in float32, adjusted, and one more for log-probabilities.
 Prompts' log-probabilities come in pieces of a fixed size, after the layers and in their memory.
 torch's attention (sdpa) gathers the longest context of a row for all its heads, and has a mask.
@@ -22,7 +23,7 @@ torch's attention (sdpa) gathers the longest context of a row for all its heads,
 import math
 from dataclasses import dataclass
 
-from zlm.config import ModelSpec, Resolved
+from zlm.config import ModelSpec, Resolved, layer_heads
 from zlm.models.tensors import expected_tensors
 
 MIB = 2**20
@@ -31,6 +32,7 @@ PROMPT_LOGITS_BYTES = 4 * 64 * MIB  # pieces of 64 MiB of logits, in at most fou
 # Of a kernel in a captured graph: 20 graphs of 213 and of 313 took 14 and 18 MiB on an H200.
 GRAPH_NODE_BYTES = 4 * 1024
 NODES_A_LAYER, NODES_BESIDE = 10, 48  # kernels of a captured step
+NODES_OF_MIXTURE, NODES_OF_GEMMA4 = 12, 10  # more of them in a layer
 TOP_LOGPROBS = 32  # alternatives that the scratch of log-probabilities holds
 SCRATCH_CHUNK = 4096  # ids of a chunk of the vocabulary, and a sampling row's bytes for each:
 SCRATCH_CHUNK_BYTES = 16 + 2 * 16 * 8 + 12 + 8 * TOP_LOGPROBS
@@ -72,6 +74,7 @@ class Capacities:
     slots: int  # running sequences, and what padding has
     graph_tokens: int = 0  # of the largest captured step; 0: there are no graphs
     num_graphs: int = 0
+    rows: int = 0  # of a step, padding included
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +101,25 @@ class Costs:
 def weight_bytes(spec: ModelSpec, element_bytes: int, max_model_len: int) -> int:
     """Return what the model of *spec* takes, from its shapes: tensors and rotary tables."""
     values = sum(math.prod(shape) for shape in expected_tensors(spec).values())
-    num_tables = 1 if spec.rope_sliding is None else 2
-    return values * element_bytes + num_tables * max_model_len * spec.head_dim // 2 * 8
+    num_tables = 1 + (spec.rope_sliding is not None) + bool(spec.rope_layers)
+    return values * element_bytes + num_tables * max_model_len * widest_head(spec) // 2 * 8
+
+
+def widest_head(spec: ModelSpec) -> int:
+    """Return the elements of a head in the layers where it has most."""
+    return max(layer_heads(spec, i)[1] for i in range(spec.num_layers))
 
 
 def activation_bytes(spec: ModelSpec, element_bytes: int, tokens: int, samples: int) -> int:
     """Return what a step of *tokens* tokens with *samples* samples takes (module docstring)."""
-    heads, inner = spec.num_heads * spec.head_dim, 3 * spec.intermediate_size
-    qkv = heads + 2 * spec.num_kv_heads * spec.head_dim
+    head_dim, inner = widest_head(spec), 3 * spec.intermediate_size
+    heads = spec.num_heads * head_dim
+    if spec.experts is not None:
+        of_pair = spec.hidden_size + spec.experts.size
+        inner = max(inner, spec.experts.chosen * of_pair + 3 * spec.experts.shared_size)
+    qkv = heads + 2 * spec.num_kv_heads * head_dim
+    if spec.gemma4 is not None:
+        inner = 2 * inner + 2 * spec.num_layers * spec.gemma4.per_layer_size
     residual = 2 * spec.hidden_size * max(4 - element_bytes, 0)  # where it is float32
     of_token = element_bytes * (6 * spec.hidden_size + qkv + heads + inner) + residual
     logits = samples * spec.vocab_size * (element_bytes + 12)
@@ -117,7 +131,8 @@ def table_bytes(resolved: Resolved, capacities: Capacities) -> int:
     slots = capacities.slots
     width = -(-(resolved.max_model_len + 1) // resolved.config.cache.block_size_tokens)
     tokens = slots * (resolved.max_model_len + 1) * 4
-    blocks = len(resolved.kv_groups) * slots * width * 4
+    rows = slots + 2 * capacities.rows  # of a step, too: gathered, and gathered in a graph
+    blocks = len(resolved.kv_groups) * rows * width * 4
     return tokens + blocks + sampler_bytes(resolved.spec.vocab_size, slots, capacities.samples)
 
 
@@ -136,7 +151,7 @@ def attention_bytes(
     spec, options = resolved.spec, resolved.config.compute
     group = -(-spec.num_heads // spec.num_kv_heads)
     pieces = 2 * DECODE_PROGRAMS * card.processors * group
-    needed = pieces * (spec.head_dim + 1) * 4
+    needed = pieces * (widest_head(spec) + 1) * 4
     is_old = options.attention_backend == "auto" and card.capability < MATRIX_UNITS
     if is_old or options.attention_backend == "sdpa":
         needed += resolved.max_model_len * gathered_bytes(spec, element_bytes)
@@ -145,8 +160,8 @@ def attention_bytes(
 
 def gathered_bytes(spec: ModelSpec, element_bytes: int) -> int:
     """Return what sdpa attention takes for each token of a row's context."""
-    heads = 2 * spec.num_heads * spec.head_dim  # keys and values of all query heads
-    kv_heads = 2 * spec.num_kv_heads * spec.head_dim
+    heads = 2 * spec.num_heads * widest_head(spec)  # keys and values of all query heads
+    kv_heads = 2 * spec.num_kv_heads * widest_head(spec)
     needed = element_bytes * (heads + 2 * kv_heads) + SDPA_QUERIES * (16 + element_bytes)
     if spec.attention_softcap:  # products of its own, in float32
         needed += 4 * (heads + 2 * spec.num_heads * SDPA_QUERIES)
@@ -159,7 +174,9 @@ def graph_bytes(spec: ModelSpec, element_bytes: int, capacities: Capacities) -> 
         return 0
     tokens = capacities.graph_tokens
     pool = activation_bytes(spec, element_bytes, tokens, min(capacities.samples, tokens))
-    nodes = spec.num_layers * NODES_A_LAYER + NODES_BESIDE
+    more = NODES_OF_MIXTURE if spec.experts is not None else 0
+    more += NODES_OF_GEMMA4 if spec.gemma4 is not None else 0
+    nodes = spec.num_layers * (NODES_A_LAYER + more) + NODES_BESIDE
     return pool + capacities.num_graphs * nodes * GRAPH_NODE_BYTES
 
 

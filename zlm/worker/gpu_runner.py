@@ -97,14 +97,17 @@ class GpuRunner:
         vocab_size: int,
         sizes: StepSizes,
         max_num_batched_tokens: int,
+        captured_tokens: int,
         eager: bool = False,
     ) -> None:
+        """*captured_tokens*: of prompts in a step; steps with more run without a graph."""
         self._ops = ops
         self._caches = caches
         self._tables = tables
         self._sampler = sampler
         self._group_layers = [list(layers) for layers in group_layers]
         self._sizes = sizes
+        self._captured_tokens = captured_tokens
         device = tables.tokens.device
         self._on_gpu = device.type == "cuda"
         self._program = StepProgram(
@@ -234,7 +237,9 @@ class GpuRunner:
         return self._can_capture(shape) and self.graphs.takes(shape, "draw")
 
     def _can_capture(self, shape: StepShape) -> bool:
-        """Whether no step of *shape* needs lengths, which differ from step to step."""
+        """Whether *shape* is not too large, and needs no lengths, which no two steps share."""
+        if shape.prefill_tokens > self._captured_tokens:
+            return False
         return not (self._ops.needs_lengths and shape.prefill_rows)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int, int]]) -> None:

@@ -24,7 +24,7 @@ from zlm.ops.backend import Ops
 from zlm.ops.select import select
 from zlm.worker import (
     gpu_costs,
-    gpu_graphs,
+    gpu_forecast,
     gpu_measure,
     gpu_memory,
     gpu_sampler_warm,
@@ -32,7 +32,6 @@ from zlm.worker import (
     kernel_cache,
     startup,
 )
-from zlm.worker.gpu_costs import Capacities
 from zlm.worker.gpu_runner import GpuRunner
 from zlm.worker.gpu_sampler import GpuSampler
 from zlm.worker.gpu_steps import StepShape, StepSizes
@@ -80,8 +79,8 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> startup.
         attention=config.compute.attention_backend,
         deterministic=config.compute.deterministic,
     )
-    groups = group_caches.facts(resolved, ops, ops.dtype)
-    limits = capacities(resolved, sizes, ops)
+    groups = group_caches.facts(resolved, ops.block_bytes, ops.dtype)
+    limits = gpu_forecast.capacities(resolved, sizes, prefill_graphs=not ops.needs_lengths)
     bytes_each = dtype.itemsize
     expected = gpu_costs.costs(resolved, card, limits, element_bytes=bytes_each)
     gpu_memory.plan(resolved, card, expected, groups)
@@ -144,20 +143,6 @@ def _spare_shapes(resolved: Resolved, sizes: StepSizes) -> list[StepShape]:
     return [shape for shape in common if shape.num_tokens <= longest]
 
 
-def capacities(resolved: Resolved, sizes: StepSizes, ops: Ops) -> Capacities:
-    """Return what no step exceeds, for the memory plan."""
-    largest = sizes.largest(resolved.max_num_batched_tokens)
-    captured = sizes.decode_buckets[-1] if ops.needs_lengths else largest.num_tokens
-    eager = resolved.config.compute.enforce_eager
-    return Capacities(
-        tokens=largest.num_tokens,
-        samples=sizes.max_samples,
-        slots=resolved.max_num_seqs + 1,
-        graph_tokens=0 if eager else captured,
-        num_graphs=0 if eager else gpu_graphs.MAX_GRAPHS,
-    )
-
-
 def assemble(
     resolved: Resolved,
     model: registry.Model,
@@ -191,6 +176,7 @@ def assemble(
         vocab_size=vocab_size,
         sizes=sizes,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
+        captured_tokens=gpu_forecast.largest_captured(resolved, sizes).prefill_tokens,
         eager=resolved.config.compute.enforce_eager,
     )
     return Assembled(runner, sampler, tables, sizes)
@@ -201,15 +187,16 @@ def warm_up(
 ) -> None:
     """Run a step as large as steps get, all ways of sampling, and the commonest shapes.
 
-    The largest shape there is comes first and is captured first: whatever the order in which others
-    come, they find their memory in that of its tensors. The second of *times* runs of a shape
-    captures it. What this leaves in caches and tables is undone.
+    The largest shape there is comes first, and of those that are captured the largest: whatever the
+    order in which others come, they find their memory in that of its tensors. The second of *times*
+    runs of a shape captures it. What this leaves in caches and tables is undone.
     """
     runner, sampler, tables = assembled.runner, assembled.sampler, assembled.tables
     began = time.perf_counter()
     blocks = _Blocks(resolved, num_blocks)
     budget = resolved.max_num_batched_tokens
     runner.rehearse(assembled.sizes.largest(budget))
+    runner.rehearse(gpu_forecast.largest_captured(resolved, assembled.sizes))
     runner.execute(blocks.prefill(budget, min(resolved.max_num_seqs, budget // 2)))
     maximal = time.perf_counter()
     device = tables.tokens.device

@@ -4,7 +4,7 @@ The same for every device and for models of text and of vectors: what a cache lo
 ops' business.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -13,15 +13,21 @@ from zlm.config import Resolved
 from zlm.ops.backend import Ops
 from zlm.worker.memory_plan import GroupFacts
 
+# Block size, KV heads, head dimension and type to the bytes of one block of one layer.
+BlockBytes = Callable[[int, int, int, torch.dtype], int]
 
-def facts(resolved: Resolved, ops: Ops, dtype: torch.dtype) -> list[GroupFacts]:
-    """Return what the memory plan must know of each KV group, whose caches are of *dtype*."""
+
+def facts(resolved: Resolved, block_bytes: BlockBytes, dtype: torch.dtype) -> list[GroupFacts]:
+    """Return what the memory plan must know of each KV group, whose caches are of *dtype*.
+
+    block_bytes: an Ops' own.
+    """
     size = resolved.config.cache.block_size_tokens
     return [
         GroupFacts(
             window_tokens=group.window_tokens,
             block_bytes=len(group.layers)
-            * ops.block_bytes(size, group.num_kv_heads, group.head_dim, dtype),
+            * block_bytes(size, group.num_kv_heads, group.head_dim, dtype),
         )
         for group in resolved.kv_groups
     ]

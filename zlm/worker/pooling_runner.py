@@ -2,7 +2,7 @@
 
 ``PoolingRunner`` owns the model, its KV caches (an encoder has none) and the slot tables, and
 applies the messages of the engine core strictly in order, as ``ModelRunner`` does for text. A row
-that reaches the end of its prompt is pooled, and its vector reported.
+that reaches the end of its prompt is pooled, and its vector, or those of its tokens, reported.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,6 +23,8 @@ from zlm.worker.group_caches import copies_by_group
 from zlm.worker.pooler import Pooler
 from zlm.worker.slots import SlotTables
 from zlm.worker.step_inputs import StepRows
+
+Flags = npt.NDArray[np.bool_]
 
 
 class PoolingRunner:
@@ -54,6 +57,7 @@ class PoolingRunner:
         self._block_size = block_size
         self._lengths = np.zeros(num_slots, np.int64)  # of each slot's prompt
         self._seconds = np.zeros(num_slots, np.int64)  # where a pair's second text begins; 0: none
+        self._by_token = np.zeros(num_slots, np.bool_)  # whether a vector a token is wanted
         self._results: deque[StepResult] = deque()
 
     @property
@@ -110,6 +114,7 @@ class PoolingRunner:
         for join in message.joins:
             self._lengths[join.slot] = join.num_prompt_tokens
             self._seconds[join.slot] = join.second_segment
+            self._by_token[join.slot] = join.pool_tokens or self._pooler.only_tokens
         self._tables.apply(message)
         groups = self._group_layers if message.copies else ()
         for layers, sources, targets in copies_by_group(message.copies, groups):
@@ -125,7 +130,11 @@ class PoolingRunner:
         return torch.from_numpy(types).to(self._tables.tokens.device)
 
     def _pool(self, rows: StepRows, hidden: Tensor) -> PooledColumns | None:
+        """Return the vectors of the rows that end their prompts; None if no row does."""
         ends = rows.starts + rows.counts == self._lengths[rows.slots]
+        by_token = self._by_token[rows.slots]
+        if by_token.any():
+            return self._pool_tokens(rows, hidden, ends, by_token)
         vectors = self._pooler(rows, hidden, ends)
         if not ends.any():
             return None
@@ -134,4 +143,28 @@ class PoolingRunner:
             rows=rows.order[ends].astype(np.int32).tobytes(),
             width=self._pooler.width,
             values=values.tobytes(),
+        )
+
+    def _pool_tokens(
+        self, rows: StepRows, hidden: Tensor, ends: Flags, by_token: Flags
+    ) -> PooledColumns | None:
+        """Do the same for a step in which some rows, *by_token*, have a vector for each token."""
+        found: dict[int, Tensor] = {}  # by batch row
+        if not by_token.all():
+            # Rows by token are in no sequence's vector: what is kept of them is never asked for.
+            vectors = self._pooler(rows, hidden, ends)
+            found = dict(zip(np.flatnonzero(ends).tolist(), vectors.cpu(), strict=True))
+        for row in np.flatnonzero(by_token).tolist():
+            tokens = self._pooler.tokens(rows, hidden, row, ends=bool(ends[row]))
+            if tokens is not None:
+                found[row] = tokens
+        if not found:
+            return None
+        chosen = sorted(found)
+        values = [found[row].numpy() for row in chosen]
+        return PooledColumns(
+            rows=rows.order[chosen].astype(np.int32).tobytes(),
+            width=self._pooler.width,
+            values=b"".join(each.tobytes() for each in values),
+            sizes=np.array([each.size for each in values], np.int32).tobytes(),
         )

@@ -124,7 +124,7 @@ def _plan(resolved: Resolved, ops: Ops) -> MemoryPlan | None:
     if ops.device.type == "cuda":
         free = int(torch.cuda.mem_get_info()[0] * cache.gpu_memory_utilization)
     plan = memory_plan.plan(
-        group_caches.facts(resolved, ops, ops.dtype),
+        group_caches.facts(resolved, ops.block_bytes, ops.dtype),
         memory_plan.demand(resolved),
         free_bytes=free,
         kv_cache_memory_bytes=cache.kv_cache_memory_bytes,

@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Callable
 
 from zlm.ipc.sockets import Inbox, Outbox
-from zlm.messages import Execute, Launch, Masks, Profile, Progress, Ready, Stop, ToWorker
+from zlm.messages import Execute, Launch, Masks, Profile, Stop, ToWorker
 from zlm.ops import cpu_process
 from zlm.process import garbage
 from zlm.process.child import Child, run
+from zlm.process.heartbeat import Heartbeat
 from zlm.worker.runner import Runner
 
 log = logging.getLogger("zlm.worker")
@@ -33,21 +34,18 @@ def serve(child: Child) -> None:
     if launch is None:
         return
     began = time.monotonic()
-
-    def say(text: str) -> None:
-        child.supervisor.send(Progress(child.role, child.index, text))
-
-    started = start(launch.resolved, child.index, say)
+    started = start(launch.resolved, child.index, child.say_progress)
     garbage.settle()
-    engine = child.outbox("engine")
+    child.heartbeat.took(started.longest_step_seconds)
+    engine = child.outbox("engine", 0, child.incarnation)  # it lives and dies with this one
     engine.send(started.ready)
     seconds = time.monotonic() - began
     detail = f"{started.ready.device}, {started.ready.dtype}, {seconds:.1f} s"
-    child.supervisor.send(Ready(child.role, child.index, detail))
+    child.say_ready(detail)
     on_gpu = launch.resolved.device == "cuda"
     tell = child.supervisor.send
     runner = StepProfiler(started.runner, child.index, on_gpu=on_gpu, tell=tell)
-    work(inbox, engine, runner, child.heartbeat.beat, runner.take)
+    work(inbox, engine, runner, child.heartbeat, runner.take)
 
 
 def _wait_for_launch(inbox: Inbox) -> Launch | None:
@@ -65,7 +63,7 @@ def work(
     inbox: Inbox,
     engine: Outbox,
     runner: Runner,
-    beat: Callable[[bool, int], None],
+    heartbeat: Heartbeat,
     profile: Callable[[Profile], None],
 ) -> None:
     """Execute steps in order and send each result to the engine core, until Stop.
@@ -78,7 +76,7 @@ def work(
     held: deque[Execute] = deque()
     while True:
         running = runner.in_flight
-        beat(running, steps)
+        heartbeat.beat(running, steps)
         messages = inbox.receive(timeout_ms=0 if running or has_spare_work else None)
         if has_spare_work and not (running or messages or runner.awaits_masks):
             has_spare_work = runner.use_idle_time()
@@ -88,23 +86,25 @@ def work(
                     held.append(message)
                 case Masks():
                     runner.mask(message)
-                    steps += _send_ended(runner, engine)
+                    steps += _send_ended(runner, engine, heartbeat)
                 case Profile():
                     profile(message)
                 case Stop():
                     return
             while held and not runner.awaits_masks:
-                beat(True, steps)
+                heartbeat.beat(True, steps)
                 runner.launch(held.popleft())
-                steps += _send_ended(runner, engine)
-        steps += _send_ended(runner, engine)
+                steps += _send_ended(runner, engine, heartbeat)
+        steps += _send_ended(runner, engine, heartbeat)
 
 
-def _send_ended(runner: Runner, engine: Outbox) -> int:
+def _send_ended(runner: Runner, engine: Outbox, heartbeat: Heartbeat) -> int:
     """Send the results of the steps that have ended; return their number."""
     count = 0
     while runner.in_flight and runner.done():
-        engine.send(runner.collect())
+        result = runner.collect()
+        engine.send(result)
+        heartbeat.took(result.seconds)
         count += 1
     return count
 

@@ -20,7 +20,8 @@ from zlm.models import registry
 from zlm.ops import cpu_process
 from zlm.ops.backend import Ops
 from zlm.ops.cpu import CpuOps
-from zlm.weights.load import open_weights
+from zlm.weights.load import GGUFWeights, open_weights
+from zlm.weights.quantized import QuantizedWeights
 from zlm.worker import compute_type, group_caches, kernel_cache, memory_plan, pooling_startup
 from zlm.worker.dummy_weights import DummyWeights
 from zlm.worker.memory_plan import MemoryPlan
@@ -39,6 +40,7 @@ class Started:
 
     runner: Runner
     ready: WorkerReady
+    longest_step_seconds: float = 0.0  # of the warm-up; 0.0: not measured
 
 
 def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> Started:
@@ -59,9 +61,10 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> Started:
     free_bytes = compute_type.free_memory()
     say("choosing the compute type")
     dtype = compute_type.choose(config.model.dtype, resolved.spec, free_bytes=free_bytes)
+    keep = compute_type.keeps_quantized(config.model, resolved.spec, dtype)
     say("loading weights")
-    ops = CpuOps(dtype)
-    model = load_model(resolved, ops)
+    ops = CpuOps(dtype, quantized=keep)
+    model = load_model(resolved, ops, keep_quantized=keep)
     say("allocating the KV cache")
     kv_dtype = compute_type.SPELLINGS.get(config.cache.kv_cache_dtype, dtype)  # auto: dtype
     plan = _plan(resolved, ops, kv_dtype)
@@ -71,19 +74,26 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> Started:
     say("warming up")
     began = time.perf_counter()
     warm_up(runner, tables, plan, resolved)
-    log.info("warm-up took %.2f s with %d threads", time.perf_counter() - began, threads)
+    seconds = time.perf_counter() - began
+    log.info("warm-up took %.2f s with %d threads", seconds, threads)
     name = str(dtype).removeprefix("torch.")
-    return Started(runner, WorkerReady(rank, plan.totals, resolved.device, name))
+    return Started(runner, WorkerReady(rank, plan.totals, resolved.device, name), seconds)
 
 
-def load_model(resolved: Resolved, ops: Ops) -> registry.Model:
-    """Build the model that *resolved* names, from its checkpoint or with random weights."""
+def load_model(resolved: Resolved, ops: Ops, *, keep_quantized: bool = False) -> registry.Model:
+    """Build the model that *resolved* names, from its checkpoint or with random weights.
+
+    keep_quantized: products are made of the checkpoint's codes, which *ops* then must take.
+    """
     began = time.perf_counter()
     spec, options = resolved.spec, resolved.config.model
 
     def build(weights: registry.Weights) -> registry.Model:
         length = resolved.max_model_len
-        return registry.build(spec, weights, ops=ops, max_model_len=length)
+        matrix = None
+        if keep_quantized and isinstance(weights, GGUFWeights | QuantizedWeights):
+            matrix = weights.matrix
+        return registry.build(spec, weights, ops=ops, max_model_len=length, quantized=matrix)
 
     if options.load_format == "dummy":
         model = build(DummyWeights(spec, options.seed or 0, ops.device))
@@ -106,7 +116,7 @@ def _give_back_memory() -> None:
 def _plan(resolved: Resolved, ops: Ops, kv_dtype: torch.dtype) -> MemoryPlan:
     cache = resolved.config.cache
     return memory_plan.plan(
-        group_caches.facts(resolved, ops, kv_dtype),
+        group_caches.facts(resolved, ops.block_bytes, kv_dtype),
         memory_plan.demand(resolved),
         free_bytes=compute_type.free_memory(),
         kv_cache_memory_bytes=cache.kv_cache_memory_bytes,

@@ -63,6 +63,10 @@ class Usage:
     def completion_tokens(self) -> int:
         return sum(self._outputs)
 
+    @property
+    def cached_tokens(self) -> int:
+        return sum(self._cached)
+
     def body(self) -> dict[str, Any]:
         """Return the ``usage`` object."""
         prompt, completion = self.prompt_tokens, self.completion_tokens
@@ -70,12 +74,14 @@ class Usage:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(self._cached)},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
 
 class AnswerForm(Protocol):
     """How the deltas of one request become JSON. One object a request: it may keep offsets."""
+
+    id: str  # of the answer
 
     def chunk(self, delta: Delta, *, first: bool) -> dict[str, Any]:
         """Return a stream's chunk for *delta*; *first* is the first of its choice."""

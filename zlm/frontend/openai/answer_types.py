@@ -297,11 +297,14 @@ class EmbeddingList(msgspec.Struct):
 
 
 class PooledVector(msgspec.Struct):
-    """What the model pools of one input: numbers, or base64 of little-endian float32."""
+    """What the model pools of one input: numbers, or base64 of little-endian float32.
+
+    Where each token has a vector, a list of lists.
+    """
 
     object: Literal["pooling"]
     index: int
-    data: list[float] | str
+    data: list[float | list[float]] | str
 
 
 class PooledList(msgspec.Struct):
@@ -313,6 +316,27 @@ class PooledList(msgspec.Struct):
     model: str
     system_fingerprint: str
     data: list[PooledVector]
+    usage: PoolingUsage
+
+
+class Classification(msgspec.Struct):
+    """The probabilities of all labels for one input, and the name of the likeliest."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassificationList(msgspec.Struct):
+    """The answer of /classify."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    system_fingerprint: str
+    data: list[Classification]
     usage: PoolingUsage
 
 

@@ -10,7 +10,6 @@ from zlm.frontend.openai.body import BodyDecoder, check_depth
 from zlm.frontend.openai.messages import conversation
 from zlm.frontend.openai.tools import tool_request
 from zlm.messages import ChatPrompt, Delta, Generate, ToolCallDelta
-from zlm.sampling_params import MAX_LOGPROBS
 
 KIND = "chat.completion"
 CHUNK_KIND = "chat.completion.chunk"
@@ -79,6 +78,7 @@ def generate(
     tools = tool_request(
         request.tools, request.tool_choice, parallel=request.parallel_tool_calls is not False
     )
+    limits = resolved.config.server.limits.sampling
     max_tokens, name = request.max_tokens, "max_tokens"
     if request.max_completion_tokens is not None:
         max_tokens, name = request.max_completion_tokens, "max_completion_tokens"
@@ -91,7 +91,10 @@ def generate(
         prompts=[],
         chat=chat_prompt(request, request.reasoning_effort, tools.tools),
         params=fields.sampling_params(
-            request, max_tokens=max_tokens, logprobs=_num_logprobs(request)
+            request,
+            limits,
+            max_tokens=max_tokens,
+            logprobs=_num_logprobs(request, limits.max_logprobs),
         ),
         stream=request.wants_stream(),
         echo=bool(request.echo),
@@ -153,12 +156,12 @@ def _call_chunk(call: ToolCallDelta) -> dict[str, Any]:
     return {"index": call.index, **_call(call)}
 
 
-def _num_logprobs(request: ChatRequest) -> int | None:
-    """Return how many alternatives are asked for; None without log-probabilities."""
+def _num_logprobs(request: ChatRequest, most: int) -> int | None:
+    """Return how many alternatives, *most* at most, are asked for; None: no log-probabilities."""
     if request.logprobs:
         top = request.top_logprobs or 0
-        if not 0 <= top <= MAX_LOGPROBS:
-            message = f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {clip(top)}"
+        if not 0 <= top <= most:
+            message = f"top_logprobs must be between 0 and {most}, got {clip(top)}"
             raise BadRequest(message, param="top_logprobs")
         return top
     if request.top_logprobs is not None:
@@ -171,6 +174,7 @@ class ChatForm:
 
     def __init__(self, request: ChatRequest, model: str) -> None:
         self._head = AnswerHead.new("chatcmpl", model)
+        self.id = self._head.id
         self._as_ids = bool(request.return_tokens_as_token_ids)
 
     def chunk(self, delta: Delta, *, first: bool) -> dict[str, Any]:

@@ -43,12 +43,15 @@ def generate(
     max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     if max_tokens == 0 and not request.echo:
         raise BadRequest("max_tokens 0 makes sense only with echo: true", param="max_tokens")
-    prompts = prompts_of(request.prompt, resolved.config.server.limits.max_prompts)
+    limits = resolved.config.server.limits
+    prompts = prompts_of(request.prompt, limits.max_prompts)
     return Generate(
         request_id=request_id,
         arrival=arrival,
         prompts=prompts,
-        params=fields.sampling_params(request, max_tokens=max_tokens, logprobs=request.logprobs),
+        params=fields.sampling_params(
+            request, limits.sampling, max_tokens=max_tokens, logprobs=request.logprobs
+        ),
         stream=request.wants_stream(),
         echo=bool(request.echo),
         add_special_tokens=request.add_special_tokens is not False,
@@ -85,6 +88,7 @@ class CompletionForm:
 
     def __init__(self, request: CompletionRequest, model: str) -> None:
         self._head = AnswerHead.new("cmpl", model)
+        self.id = self._head.id
         self._alternatives = request.logprobs or 0
         self._as_ids = bool(request.return_tokens_as_token_ids)
         self._offsets: dict[int, int] = {}

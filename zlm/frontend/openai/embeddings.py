@@ -1,4 +1,4 @@
-"""POST /v1/embeddings and /pooling: the requests, and the forms of their answers. Pure."""
+"""POST /v1/embeddings and /pooling: the requests, and the form of their answers. Pure."""
 
 import base64
 from typing import Any
@@ -6,12 +6,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from zlm.config import Resolved
+from zlm.config import PoolingSpec, Resolved
 from zlm.errors import BadRequest, clip
 from zlm.frontend.openai import fields
 from zlm.frontend.openai.answer import AnswerHead
 from zlm.frontend.openai.body import BodyDecoder
-from zlm.messages import Pool, Pooled
+from zlm.frontend.openai.chat import TemplateFields, chat_prompt
+from zlm.messages import ChatPrompt, Pool, Pooled
 from zlm.pooling_params import PoolingParams
 
 FORMATS = ("float", "base64")
@@ -29,53 +30,123 @@ class PoolingFields(msgspec.Struct, kw_only=True):
     user: str | None = None
 
 
-class EmbeddingRequest(PoolingFields, kw_only=True):
-    """The body of /v1/embeddings and /pooling."""
+class InputFields(PoolingFields, kw_only=True):
+    """What is to be computed: texts or token ids, or (``messages``) one conversation."""
 
     input: Input | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None  # to inputs: yes; to a conversation: no
+    prompt_name: str | None = None
+    # Of a conversation.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class EmbeddingRequest(InputFields, kw_only=True):
+    """The body of /v1/embeddings."""
+
     encoding_format: str | None = None
     dimensions: int | None = None
-    add_special_tokens: bool | None = None
     normalize: bool | None = None
-    prompt_name: str | None = None
 
 
 class StrictEmbeddingRequest(EmbeddingRequest, kw_only=True, forbid_unknown_fields=True):
     """The same, and nothing else."""
 
 
+class PoolingRequest(EmbeddingRequest, kw_only=True):
+    """The body of /pooling."""
+
+    task: str | None = None
+    use_activation: bool | None = None
+
+
+class StrictPoolingRequest(PoolingRequest, kw_only=True, forbid_unknown_fields=True):
+    """The same, and nothing else."""
+
+
 decoder = BodyDecoder(EmbeddingRequest, StrictEmbeddingRequest)
+pooling_decoder = BodyDecoder(PoolingRequest, StrictPoolingRequest)
+
+
+def embed(
+    request: EmbeddingRequest, resolved: Resolved, *, request_id: int, arrival: float
+) -> Pool:
+    """Return the command for the tokenizer; raise BadRequest for what cannot be done."""
+    _check_format(request)
+    params = PoolingParams(dimensions=request.dimensions, normalize=request.normalize, task="embed")
+    return pool(request, params, resolved, request_id=request_id, arrival=arrival)
+
+
+def pool_raw(
+    request: PoolingRequest, resolved: Resolved, *, request_id: int, arrival: float
+) -> Pool:
+    """Do the same for /pooling: nothing is done to vectors that the request does not ask for."""
+    _check_format(request)
+    params = PoolingParams(
+        dimensions=request.dimensions,
+        normalize=bool(request.normalize),
+        activation=bool(request.use_activation),
+        task=request.task,
+    )
+    return pool(request, params, resolved, request_id=request_id, arrival=arrival)
 
 
 def pool(
-    request: EmbeddingRequest, resolved: Resolved, *, request_id: int, arrival: float, raw: bool
+    request: InputFields,
+    params: PoolingParams,
+    resolved: Resolved,
+    *,
+    request_id: int,
+    arrival: float,
 ) -> Pool:
-    """Return the command for the tokenizer; raise BadRequest for what cannot be done.
+    """Return the command that pools the inputs of *request* as *params* says.
 
-    raw: nothing is done to the vectors unless the request asks for it (/pooling).
+    ``truncate_prompt_tokens`` and ``prompt_name`` come from the request. Raises BadRequest.
     """
+    params = msgspec.structs.replace(
+        params,
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+        prompt_name=request.prompt_name,
+    )
+    params.check()
+    prompts: list[str | list[int]] = []
+    if request.messages is None:
+        prompts = inputs_of(request.input, resolved.config.server.limits.max_prompts)
+    elif request.input is not None:
+        raise BadRequest("give either input or messages", param="input")
+    return Pool(
+        request_id=request_id,
+        arrival=arrival,
+        prompts=prompts,
+        params=params,
+        add_special_tokens=request.add_special_tokens is not False,
+        priority=priority(request),
+        chat=None if request.messages is None else _conversation(request),
+    )
+
+
+def _conversation(request: InputFields) -> ChatPrompt:
+    """Return the conversation of *request*; no turn is begun after it unless that is asked for."""
+    template = TemplateFields(
+        messages=request.messages,
+        add_special_tokens=request.add_special_tokens,
+        add_generation_prompt=bool(request.add_generation_prompt),
+        continue_final_message=request.continue_final_message,
+        chat_template=request.chat_template,
+        chat_template_kwargs=request.chat_template_kwargs,
+    )
+    return chat_prompt(template)
+
+
+def _check_format(request: EmbeddingRequest) -> None:
     if (request.encoding_format or "float") not in FORMATS:
         got = clip(request.encoding_format)
         raise BadRequest(
             f"encoding_format must be float or base64, got {got}", param="encoding_format"
         )
-    normalize = request.normalize
-    params = PoolingParams(
-        dimensions=request.dimensions,
-        normalize=False if raw and normalize is None else normalize,
-        activation=False if raw else None,
-        truncate_prompt_tokens=request.truncate_prompt_tokens,
-        prompt_name=request.prompt_name,
-    )
-    params.check()
-    return Pool(
-        request_id=request_id,
-        arrival=arrival,
-        prompts=inputs_of(request.input, resolved.config.server.limits.max_prompts),
-        params=params,
-        add_special_tokens=request.add_special_tokens is not False,
-        priority=priority(request),
-    )
 
 
 def priority(request: PoolingFields) -> int:
@@ -106,7 +177,10 @@ def inputs_of(given: Input | None, most: int) -> list[str | list[int]]:
 
 
 class EmbeddingForm:
-    """How vectors become the answer: floats, or base64 of little-endian float32."""
+    """How vectors become the answer: floats, or base64 of little-endian float32.
+
+    Where each token has a vector, an input has a list of them, or base64 of all, one after another.
+    """
 
     def __init__(self, request: EmbeddingRequest, model: str, *, raw: bool) -> None:
         self._head = AnswerHead.new("pool" if raw else "embd", model)
@@ -116,15 +190,22 @@ class EmbeddingForm:
     def __call__(self, pooled: Pooled) -> dict[str, Any]:
         """Return the body of the answer."""
         data = [
-            {"object": self._kind, "index": index, self._key: self._written(vector)}
-            for index, vector in enumerate(pooled.vectors)
+            {"object": self._kind, "index": index, self._key: self._written(vector, rows)}
+            for index, (vector, rows) in enumerate(zip(pooled.vectors, _rows(pooled), strict=True))
         ]
         return self._head.fields("list") | {"data": data, "usage": usage(pooled)}
 
-    def _written(self, vector: bytes) -> str | list[float]:
+    def _written(self, vector: bytes, rows: int) -> str | list[float] | list[list[float]]:
         if self._base64:
             return base64.b64encode(vector).decode()
-        return floats(vector)
+        if not rows:
+            return floats(vector)
+        return np.frombuffer(vector, "<f4").reshape(rows, -1).tolist()
+
+
+def _rows(pooled: Pooled) -> list[int]:
+    """Return the number of vectors of each input; 0: one, which stands for the whole."""
+    return [len(ids) if pooled.per_token else 0 for ids in pooled.prompts]
 
 
 def floats(vector: bytes) -> list[float]:
@@ -150,13 +231,16 @@ def check_served(resolved: Resolved) -> None:
 
 
 def check_vectors(resolved: Resolved) -> None:
-    """Raise BadRequest if this model scores, and gives no vectors."""
-    if resolved.spec.pooling is not None and resolved.spec.pooling.num_labels:
-        raise BadRequest(
-            "this model scores or classifies, it gives no embeddings: use /score or /rerank",
-            param="model",
-            code="model_not_supported",
-        )
+    """Raise BadRequest if this model has no vector of a whole input."""
+    pooling = resolved.spec.pooling or PoolingSpec()
+    problem = None
+    if pooling.num_labels:
+        instead = "/score or /rerank" if pooling.num_labels == 1 else "/classify"
+        problem = f"scores or classifies, it gives no embeddings: use {instead}"
+    if pooling.kind == "tokens":
+        problem = "gives something for each token, and no embeddings of whole texts: use /pooling"
+    if problem is not None:
+        raise BadRequest(f"this model {problem}", param="model", code="model_not_supported")
 
 
 def check_generates(resolved: Resolved) -> None:

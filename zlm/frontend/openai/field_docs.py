@@ -1,13 +1,14 @@
 """What /openapi.json says of each request field beside its type: a sentence, and its limits.
 
 By field name, for all endpoints alike; limits are those that are enforced elsewhere, taken from the
-same constants. Pure data.
+same constants and the server's own configuration. Pure data.
 """
 
 from typing import Any
 
-from zlm import sampling_params as limits
+from zlm.frontend.openai.fields import MAX_TIMEOUT_SECONDS
 from zlm.pooling_params import MAX_PROMPT_NAME_CHARACTERS
+from zlm.sampling_params import MAX_STOP_TOKEN_IDS, SamplingLimits
 
 _INT64 = {"minimum": -(2**63), "maximum": 2**63 - 1}
 _COUNT = {"minimum": 0, "maximum": 2**31 - 1}
@@ -55,6 +56,7 @@ DESCRIPTIONS = {
     "priority": "Lower runs earlier under --scheduling-policy priority.",
     "cache_salt": "Requests share cached prefixes only with equal salts.",
     "request_id": "Names the request in the log, where no X-Request-Id header does.",
+    "timeout": "Seconds that the answer may take; then the request ends with status 504.",
     "add_generation_prompt": "Begin the assistant's turn; true unless false is given.",
     "continue_final_message": "The answer goes on from the last message, which stays open.",
     "chat_template": "A Jinja template; taken only with --trust-request-chat-template.",
@@ -77,6 +79,9 @@ DESCRIPTIONS = {
     "dimensions": "Keep so many first elements of each vector, where the model is made for it.",
     "normalize": "Bring vectors to length 1; absent: as the model says.",
     "prompt_name": "Which of the model's own prompts precedes each input.",
+    "task": "embed or classify: of the whole input; token_embed or token_classify: of each token. "
+    "Absent: what the model was made for.",
+    "use_activation": "Apply the model's function to the logits of labels.",
     "text_1": "One text, or as many as text_2 has.",
     "text_2": "The texts to score against text_1.",
     "queries": "Another name of text_1.",
@@ -87,14 +92,13 @@ DESCRIPTIONS = {
     "response_format": "The form of the answer: text, json_object, or json_schema with a schema.",
     "structured_outputs": "The form of the answer: exactly one of json, json_object, regex, "
     "choice and grammar.",
-    "tools": "Functions that the model may call.",
+    "tools": "Functions that the model may call. Calls of one that is strict fit its parameters, "
+    "where the model's format can be held to that.",
     "tool_choice": "none, auto, required, or the function to call; absent: auto.",
     "include_reasoning": "False leaves a model's thoughts out of the answer.",
 }
 
 LIMITS: dict[str, dict[str, Any]] = {
-    "n": {"minimum": 1, "maximum": limits.MAX_N},
-    "best_of": {"minimum": 1, "maximum": limits.MAX_N},
     "temperature": {"minimum": 0, "maximum": 2},
     "top_p": {"minimum": 0, "maximum": 1},
     "top_k": {"minimum": -1, "maximum": 2**31 - 1},
@@ -108,27 +112,38 @@ LIMITS: dict[str, dict[str, Any]] = {
     "max_completion_tokens": _COUNT,
     "min_tokens": _COUNT,
     "truncate_prompt_tokens": {"minimum": -1, "maximum": 2**31 - 1},
-    "logprobs": {"minimum": 0, "maximum": limits.MAX_LOGPROBS},
-    "top_logprobs": {"minimum": 0, "maximum": limits.MAX_LOGPROBS},
-    "prompt_logprobs": {"minimum": 0, "maximum": limits.MAX_LOGPROBS},
-    "stop": {
-        "maxItems": limits.MAX_STOP_STRINGS,
-        "minLength": 1,
-        "maxLength": limits.MAX_STOP_CHARACTERS,
-        "items": {"minLength": 1, "maxLength": limits.MAX_STOP_CHARACTERS},
-    },
-    "stop_token_ids": {"maxItems": limits.MAX_STOP_TOKEN_IDS, "items": _TOKEN_IDS},
-    "bad_words": {"maxItems": limits.MAX_BAD_WORDS, "items": {"minLength": 1}},
-    "logit_bias": {
-        "maxProperties": limits.MAX_LOGIT_BIAS,
-        "propertyNames": {"pattern": "^[0-9]{1,18}$"},
-        "additionalProperties": {"minimum": -100, "maximum": 100},
-    },
+    "stop_token_ids": {"maxItems": MAX_STOP_TOKEN_IDS, "items": _TOKEN_IDS},
     "allowed_token_ids": {"minItems": 1, "items": _TOKEN_IDS},
     "tokens": {"items": _TOKEN_IDS},
     "cache_salt": {"maxLength": 256},
     "messages": {"minItems": 1},
+    "timeout": {"exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_SECONDS},
     "dimensions": {"minimum": 1, "maximum": 2**31 - 1},
     "prompt_name": {"maxLength": MAX_PROMPT_NAME_CHARACTERS},
     "top_n": {"minimum": 0},
 }
+
+
+def limits_of(server: SamplingLimits) -> dict[str, dict[str, Any]]:
+    """Return the limits of all fields, *server*'s own among them."""
+    samples = {"minimum": 1, "maximum": server.max_n}
+    alternatives = {"minimum": 0, "maximum": server.max_logprobs}
+    return LIMITS | {
+        "n": samples,
+        "best_of": samples,
+        "logprobs": alternatives,
+        "top_logprobs": alternatives,
+        "prompt_logprobs": alternatives,
+        "stop": {
+            "maxItems": server.max_stop_strings,
+            "minLength": 1,
+            "maxLength": server.max_stop_characters,
+            "items": {"minLength": 1, "maxLength": server.max_stop_characters},
+        },
+        "bad_words": {"maxItems": server.max_bad_words, "items": {"minLength": 1}},
+        "logit_bias": {
+            "maxProperties": server.max_logit_bias,
+            "propertyNames": {"pattern": "^[0-9]{1,18}$"},
+            "additionalProperties": {"minimum": -100, "maximum": 100},
+        },
+    }

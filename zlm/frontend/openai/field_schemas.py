@@ -125,6 +125,7 @@ TOOLS: Json = {
                             "name": {"type": "string", "pattern": "^[A-Za-z0-9_.:/-]{1,128}$"},
                             "description": _TEXT,
                             "parameters": {"type": ["object", "null"]},
+                            "strict": {"type": ["boolean", "null"]},
                         },
                         "required": ["name"],
                     },

@@ -14,9 +14,10 @@ from zlm.config import Resolved
 from zlm.errors import BadRequest, NotFound, clip
 from zlm.frontend.openai import structured
 from zlm.frontend.openai.body import check_depth
-from zlm.sampling_params import SamplingParams
+from zlm.sampling_params import SamplingLimits, SamplingParams
 
 MAX_SALT_CHARACTERS = 256
+MAX_TIMEOUT_SECONDS = 86400
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 _TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 
@@ -58,6 +59,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    timeout: float | None = None
     # Accepted, change nothing here.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -162,7 +164,11 @@ def model_name(asked: str | None, resolved: Resolved) -> str:
 
 
 def sampling_params(
-    fields: CommonFields, *, max_tokens: int | None, logprobs: int | None
+    fields: CommonFields,
+    limits: SamplingLimits,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
 ) -> SamplingParams:
     """Return the checked parameters of *fields*; raise BadRequest for a value out of range."""
     params = SamplingParams(
@@ -191,7 +197,7 @@ def sampling_params(
         truncate_prompt_tokens=fields.truncate_prompt_tokens,
         structured_outputs=structured.params(fields.response_format, fields.structured_outputs),
     )
-    params.check()
+    params.check(limits)
     return params
 
 
@@ -213,6 +219,15 @@ def cache_salt(fields: CommonFields) -> str:
         message = f"cache_salt has {len(salt)} characters, the limit is {MAX_SALT_CHARACTERS}"
         raise BadRequest(message, param="cache_salt")
     return salt
+
+
+def timeout(fields: CommonFields) -> float | None:
+    """Return the seconds that the answer may take, checked; None: it has no limit of its own."""
+    value = fields.timeout
+    if value is not None and not 0 < value <= MAX_TIMEOUT_SECONDS:
+        message = f"timeout must be over 0 and at most {MAX_TIMEOUT_SECONDS}, got {clip(value)}"
+        raise BadRequest(message, param="timeout")
+    return value
 
 
 def priority(fields: CommonFields) -> int:

@@ -5,15 +5,18 @@ sentences and limits of fields come from ``field_docs``, the routes from ``opera
 """
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from zlm import __version__
 from zlm.frontend.openai.answer_types import ErrorBody
-from zlm.frontend.openai.field_docs import DESCRIPTIONS, LIMITS, TOKEN_ID
+from zlm.frontend.openai.field_docs import DESCRIPTIONS, TOKEN_ID, limits_of
 from zlm.frontend.openai.operation import ERRORS, Operation
 from zlm.frontend.openai.operations import OPERATIONS
+from zlm.frontend.openai.operations_admin import ADMIN
+from zlm.sampling_params import SamplingLimits
 
 _REFERENCE = "#/components/schemas/{name}"
 _JSON = "application/json"
@@ -22,17 +25,26 @@ _BEARER = "apiKey"
 
 
 def document(
-    *, root_path: str, forbid_unknown: bool, keys: bool, open_metrics: bool, vocab_size: int
+    *,
+    root_path: str,
+    forbid_unknown: bool,
+    keys: bool,
+    open_metrics: bool,
+    vocab_size: int,
+    limits: SamplingLimits,
+    admin: bool,
 ) -> dict[str, Any]:
     """Return the document, ready for JSON.
 
     *forbid_unknown*: unknown fields are refused. *keys*: guarded routes ask for one. Token ids are
-    less than *vocab_size*.
+    less than *vocab_size*; *limits* are those of sampling.
+    *admin*: administrators may have keys, so their routes are told, too.
     """
     paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
+    operations = (*OPERATIONS, *(ADMIN if admin else ()))
+    for operation in operations:
         is_open = operation.open or (operation.path == "/metrics" and open_metrics)
-        entry = _operation(operation, guarded=keys and not is_open)
+        entry = _operation(operation, guarded=(keys and not is_open) or operation in ADMIN)
         paths.setdefault(operation.path, {})[operation.method] = entry
     return {
         "openapi": "3.1.0",
@@ -45,7 +57,7 @@ def document(
         "servers": [{"url": root_path or "/"}],
         "paths": paths,
         "components": {
-            "schemas": _schemas(forbid_unknown, vocab_size),
+            "schemas": _schemas(operations, forbid_unknown, vocab_size, limits_of(limits)),
             "responses": {name: _error_response(*ERRORS[name]) for name in ERRORS},
             "securitySchemes": {_BEARER: {"type": "http", "scheme": "bearer"}},
         },
@@ -66,7 +78,7 @@ def _operation(operation: Operation, *, guarded: bool) -> dict[str, Any]:
     if operation.request is not None:
         media = {"schema": _reference(operation.request), "examples": _named(operation.examples)}
         entry["requestBody"] = {"required": True, "content": {_JSON: media}}
-    codes = (*operation.errors, *(("401",) if guarded else ()))
+    codes = {*operation.errors, *(("401",) if guarded else ())}
     for code in sorted(codes):
         entry["responses"][code] = {"$ref": f"#/components/responses/{code}"}
     return entry
@@ -117,11 +129,16 @@ def _reference(struct: type) -> dict[str, str]:
     return {"$ref": _REFERENCE.format(name=struct.__name__)}
 
 
-def _schemas(forbid_unknown: bool, vocab_size: int) -> dict[str, Any]:
+def _schemas(
+    operations: Sequence[Operation],
+    forbid_unknown: bool,
+    vocab_size: int,
+    limits: dict[str, dict[str, Any]],
+) -> dict[str, Any]:
     """Return the schema of every type the table names, and of those they are made of."""
     answers: list[Any] = [ErrorBody]
     requests: dict[Any, Operation] = {}
-    for operation in OPERATIONS:
+    for operation in operations:
         answers += [k for k in (operation.answer, operation.chunk) if k not in (None, dict)]
         if operation.request is not None:
             requests.setdefault(operation.request, operation)
@@ -129,7 +146,7 @@ def _schemas(forbid_unknown: bool, vocab_size: int) -> dict[str, Any]:
     _, found = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     schemas = {name.rpartition(".")[2]: schema for name, schema in found.items()}
     for kind, operation in requests.items():
-        _document_request(schemas[kind.__name__], operation, forbid_unknown)
+        _document_request(schemas[kind.__name__], operation, forbid_unknown, limits)
         _end_vocabulary(schemas[kind.__name__], vocab_size)
     return schemas
 
@@ -146,7 +163,12 @@ def _end_vocabulary(schema: Any, vocab_size: int) -> None:
             _end_vocabulary(each, vocab_size)
 
 
-def _document_request(schema: dict[str, Any], operation: Operation, forbid_unknown: bool) -> None:
+def _document_request(
+    schema: dict[str, Any],
+    operation: Operation,
+    forbid_unknown: bool,
+    limits: dict[str, dict[str, Any]],
+) -> None:
     """Add to a request's *schema* what its type does not say."""
     schema["description"] = f"The body of {operation.path}."
     if operation.required:
@@ -162,8 +184,8 @@ def _document_request(schema: dict[str, Any], operation: Operation, forbid_unkno
         if harmless is not None:
             properties[name] = _refused(field, harmless)
             continue
-        if name in LIMITS:
-            _limit(field, LIMITS[name])
+        if name in limits:
+            _limit(field, limits[name])
         if name in (*operation.required, *operation.alternatives):
             _demand(field)
         if name in DESCRIPTIONS:

@@ -49,6 +49,10 @@ ERRORS = {
         "An API key is needed, or it is none of this server's.",
         _error("an API key is needed", "authentication_error", None, "invalid_api_key"),
     ),
+    "403": (
+        "The key does not open this route.",
+        _error("this needs the key of an administrator", "permission_error", None, "forbidden"),
+    ),
     "404": (
         "No such path, or no such model (code model_not_found).",
         _error("the model 'x' is not served here", _INVALID, "model", "model_not_found"),
@@ -85,11 +89,21 @@ ERRORS = {
         "Not ready, overloaded or shutting down; the header Retry-After says when to try again.",
         _error("the model is loading", "overloaded_error", None, None),
     ),
+    "504": (
+        "The answer was not complete within the time that the request or the server allows.",
+        _error(
+            "the answer was not complete within 5 seconds",
+            "timeout_error",
+            None,
+            "deadline_exceeded",
+        ),
+    ),
 }
 
 ON_ANY = ("405", "408", "431", "500")
 ON_MODEL = ("404", "503", *ON_ANY)
-ON_POST = ("400", "413", "415", *ON_MODEL)
+ON_POST = ("400", "413", "415", "429", "504", *ON_MODEL)
+ON_ADMIN = ("400", "401", "403", "413", "415", "503", "504", *ON_ANY)  # with a body
 
 _TOKEN = {"type": "integer", "minimum": 0, "format": TOKEN_ID}
 PROMPT: Json = {

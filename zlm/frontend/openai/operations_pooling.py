@@ -1,9 +1,18 @@
 """The rows of /openapi.json for vectors and scores. Pure data."""
 
-from zlm.frontend.openai.answer_types import EmbeddingList, PooledList, Ranking, ScoreList
-from zlm.frontend.openai.embeddings import FORMATS, EmbeddingRequest
+from zlm.frontend.openai.answer_types import (
+    ClassificationList,
+    EmbeddingList,
+    PooledList,
+    Ranking,
+    ScoreList,
+)
+from zlm.frontend.openai.classify import ClassifyRequest
+from zlm.frontend.openai.embeddings import FORMATS, EmbeddingRequest, PoolingRequest
+from zlm.frontend.openai.field_schemas import MESSAGES
 from zlm.frontend.openai.operation import ON_POST, PROMPT, Json, Operation
 from zlm.frontend.openai.scoring import RerankRequest, ScoreRequest
+from zlm.pooling_params import TASKS
 
 _TAG = "Vectors and scores"
 _NEEDS = "Served by embedding, scoring and classifying models."
@@ -17,8 +26,12 @@ _HEAD = {
 }
 _INPUT: dict[str, Json] = {
     "input": PROMPT,
+    "messages": MESSAGES,
+}
+_FORMAT: dict[str, Json] = {
     "encoding_format": {"anyOf": [{"enum": list(FORMATS)}, {"type": "null"}]},
 }
+_TASK: dict[str, Json] = {"task": {"anyOf": [{"enum": list(TASKS)}, {"type": "null"}]}}
 _TEXTS: Json = {"description": "Another name of text_2."}
 _DOCUMENTS: Json = {"description": "The texts, or objects with a text.", "minItems": 1}
 _SKY = ["The sky is blue.", "Paris is a city."]
@@ -32,9 +45,13 @@ POOLING = (
         summary="Vectors of texts",
         description=_NEEDS,
         request=EmbeddingRequest,
-        required=("input",),
-        overrides=_INPUT,
-        examples={"text": {"input": "The sky is blue."}, "base64": {"input": _SKY}},
+        alternatives=("input", "messages"),
+        overrides=_INPUT | _FORMAT,
+        examples={
+            "text": {"input": "The sky is blue."},
+            "base64": {"input": _SKY, "encoding_format": "base64"},
+            "chat": {"messages": [{"role": "user", "content": "What colour is the sky?"}]},
+        },
         answer=EmbeddingList,
         answer_example={
             **_HEAD,
@@ -48,16 +65,38 @@ POOLING = (
         method="post",
         name="pool",
         tag=_TAG,
-        summary="What the model pools, as it is",
+        summary="What the model pools, as it is; also of each token",
         description=_NEEDS,
-        request=EmbeddingRequest,
-        required=("input",),
-        overrides=_INPUT,
-        examples={"text": {"input": "The sky is blue."}},
+        request=PoolingRequest,
+        alternatives=("input", "messages"),
+        overrides=_INPUT | _FORMAT | _TASK,
+        examples={
+            "text": {"input": "The sky is blue."},
+            "tokens": {"input": "The sky is blue.", "task": "token_embed"},
+        },
         answer=PooledList,
         answer_example={
             **_HEAD,
             "data": [{"object": "pooling", "index": 0, "data": [1.5, -2.0]}],
+            "usage": _USAGE,
+        },
+        errors=ON_POST,
+    ),
+    Operation(
+        path="/classify",
+        method="post",
+        name="classify",
+        tag=_TAG,
+        summary="Which label fits a text",
+        description="Served by models with a classification head.",
+        request=ClassifyRequest,
+        alternatives=("input", "messages"),
+        overrides=_INPUT,
+        examples={"text": {"input": "The sky is blue."}},
+        answer=ClassificationList,
+        answer_example={
+            **_HEAD,
+            "data": [{"index": 0, "label": "glad", "probs": [0.75, 0.25], "num_classes": 2}],
             "usage": _USAGE,
         },
         errors=ON_POST,

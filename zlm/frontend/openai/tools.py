@@ -1,7 +1,8 @@
 """``tools`` and ``tool_choice`` of a chat request: checked, and what they ask of the answer. Pure.
 
-With tool_choice required or a named function the whole output is JSON, held to the functions'
-parameters by a grammar: a list of calls, or the arguments alone.
+A tool_choice that is required or names a function has a grammar that holds the calls to the
+functions' parameters: of a list of calls as JSON, or of the arguments alone. With auto the list
+holds what the model writes as calls of its own accord, if a function is ``strict``.
 """
 
 import json
@@ -22,6 +23,7 @@ _SCHEMA_LISTS = {"anyOf", "oneOf", "prefixItems"}
 _OPEN_BY_WORDS = {
     "additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "$ref",
 }  # fmt: skip
+_ANY_OBJECT = {"type": "object"}
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _FUNCTION_CHOICE = "'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}"
 
@@ -79,6 +81,10 @@ def _functions(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
             field = f"{where}.function.parameters"
             message = f"{field} must be a JSON schema, got {clip(parameters)}"
             raise BadRequest(message, param=field)
+        strict = function.get("strict")
+        if strict is not None and not isinstance(strict, bool):
+            field = f"{where}.function.strict"
+            raise BadRequest(f"{field} must be true or false, got {clip(strict)}", param=field)
         functions[name] = function
     return functions
 
@@ -125,11 +131,14 @@ def _listed(name: Any, names: list[str], param: str) -> str:
 
 def _grammar(functions: dict[str, dict[str, Any]], kind: str, parallel: bool) -> Grammar | None:
     """Return what holds the output to calls of *functions*; None where the model decides."""
-    schemas = {name: _parameters(function) for name, function in functions.items()}
+    schemas = {
+        name: _parameters(function) if kind != "auto" or function.get("strict") else _ANY_OBJECT
+        for name, function in functions.items()
+    }
     if kind == "named":
         (schema,) = schemas.values()
         return Grammar("json_schema", json.dumps(schema))
-    if kind != "required":
+    if kind == "auto" and not any(function.get("strict") for function in functions.values()):
         return None
     calls = []
     definitions = {}
@@ -152,6 +161,8 @@ def _grammar(functions: dict[str, dict[str, Any]], kind: str, parallel: bool) ->
     }  # fmt: skip
     if definitions:
         whole["$defs"] = definitions
+    if kind == "auto":  # nobody asked for a call: what cannot be enforced is no reason to refuse
+        whole["x-guidance"] = {"lenient": True, "coerce_one_of": True}
     return Grammar("json_schema", json.dumps(whole))
 
 

@@ -1,8 +1,9 @@
-"""Gemma 3 (text): norms before and after attention and MLP, two rotary bases, scaled embeddings.
+"""Gemma 2 and 3 (text): norms before and after attention and MLP, scaled embeddings.
 
 A layer is  h += norm(attention(norm(h)));  h += norm(mlp(norm(h))).  Sliding and full layers
-alternate, each with its own rotary table; norms multiply by 1 + weight. The norm of what is added,
-the addition and the next norm, which may be the next layer's, are one operation (``sandwich``).
+alternate, in Gemma 3 each with its own rotary table; norms multiply by 1 + weight. The norm of what
+is added, the addition and the next norm, which may be the next layer's, are one operation
+(``sandwich``).
 
 In float16 the residual h, and what is added to it, are float32: they exceed 65,504.
 """
@@ -15,36 +16,30 @@ from zlm.layers.attention import Attention, LayerStep
 from zlm.layers.mlp import GatedMLP
 from zlm.layers.norm import rms_norm
 from zlm.layers.parameters import Parameters
-from zlm.layers.rotary import rotary_table
+from zlm.layers.rotary import layer_ropes
 from zlm.models.step import StepPlanner
 from zlm.ops.backend import LMHead, Norm
 from zlm.ops.batch import StepBatch
 
 
-class Gemma3:
+class Gemma:
     """The model: parameters and tables; nothing of it changes after it is built."""
 
     def __init__(self, spec: ModelSpec, parameters: Parameters, max_model_len: int) -> None:
         ops, model = parameters.ops, parameters.under("model")
         self.ops = ops
-        sliding = [window > 0 for window in spec.layer_windows or (0,) * spec.num_layers]
-        ropes = {False: spec.rope, True: spec.rope_sliding or spec.rope}
-        tables = {
-            kind: rotary_table(ropes[kind], spec.head_dim, max_model_len, ops.device)
-            for kind in set(sliding)
-        }
-        self.planner = StepPlanner(spec, ops, [tables[kind] for kind in sliding])
-        weight = model["embed_tokens.weight"]
+        self.planner = StepPlanner(spec, ops, max_model_len)
+        weight = model.product("embed_tokens.weight")
         residual_type = torch.float32 if ops.dtype == torch.float16 else ops.dtype
         self.embedding = ops.embedding(weight, spec.embedding_scale, residual_type)
         self.layers = [
-            DecoderLayer(model.under(f"layers.{i}"), spec, ropes[kind])
-            for i, kind in enumerate(sliding)
+            DecoderLayer(model.under(f"layers.{i}"), spec, rope)
+            for i, rope in enumerate(layer_ropes(spec))
         ]
         self.norm = rms_norm(model, "norm", spec)
         self.head: LMHead | None = None
         if spec.pooling is None:
-            head = weight if spec.tie_embeddings else parameters["lm_head.weight"]
+            head = weight if spec.tie_embeddings else parameters.product("lm_head.weight")
             self.head = ops.lm_head(head, spec.final_softcap)
 
     def forward(self, batch: StepBatch, caches: list[Tensor]) -> Tensor:

@@ -1,0 +1,21 @@
+"""``zlm serve`` with workers that fail at certain token ids: run with the arguments of the same."""
+
+import sys
+from pathlib import Path
+
+from zlm.cli.parse import parse
+from zlm.process.launch import module_command
+from zlm.process.logs import start_logging
+from zlm.supervisor.main import serve
+
+
+def command(role: str) -> list[str]:
+    if role == "worker":
+        return [sys.executable, "-P", str(Path(__file__).with_name("faulty_worker.py"))]
+    return module_command(role)
+
+
+if __name__ == "__main__":
+    config, _ = parse(sys.argv[1:])
+    start_logging("supervisor")
+    sys.exit(serve(config, command=command))

@@ -1,0 +1,101 @@
+"""Products of 4 and 8 bits on the CPU, beside those of the same weights in float32."""
+
+import pytest
+import torch
+
+from zlm.ops.block_matrix import BlockMatrix
+from zlm.ops.cpu import CpuOps
+from zlm.ops.cpu_quantized import FEW_ROWS, EightBits, FourBits, hadamard, is_usable
+
+pytestmark = pytest.mark.skipif(not is_usable(), reason="this CPU or torch lacks the products")
+
+NEAR = 0.012  # relative error (norms): 8 bits a row of activations, 7 and a sign a row of weights
+OPS = CpuOps(torch.bfloat16, quantized=True)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(5)
+
+
+def quantized(rows: int = 96, columns: int = 128, group: int = 32, bits: int = 4) -> BlockMatrix:
+    codes = torch.randint(0, 1 << bits, (rows, columns), dtype=torch.uint8)
+    scales = torch.rand(rows, columns // group) / (1 << bits)
+    return BlockMatrix(codes, scales, scales * -(1 << (bits - 1)), (1, group))
+
+
+def error(ours: torch.Tensor, expected: torch.Tensor) -> float:
+    assert ours.shape == expected.shape and ours.dtype == torch.bfloat16
+    return float((ours.float() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1, 70])
+def test_products(rows: int, bits: int) -> None:
+    matrix = quantized(bits=bits)
+    weight, bias = matrix.dequantize(torch.float32), torch.randn(96).bfloat16()
+    x, residual = torch.randn(rows, 128).bfloat16(), torch.randn(rows, 96).bfloat16()
+    product = OPS.linear(matrix, bias)
+    expected = x.float() @ weight.t() + bias.float()
+    assert FourBits.takes(matrix) == (bits == 4)
+    near = NEAR if bits == 8 or rows > FEW_ROWS else NEAR / 3
+    assert error(product(x), expected) < near
+    total = product.add(x, residual.clone())
+    assert error(total, expected + residual.float()) < near
+
+
+def test_rows_do_not_see_one_another() -> None:
+    """Each is rounded by itself: a large one beside it changes nothing."""
+    product, x = OPS.linear(quantized()), torch.randn(20, 128).bfloat16()
+    alone = product(x)
+    x[0] *= 1000
+    assert torch.equal(product(x)[1:], alone[1:])
+
+
+def test_a_few_large_columns_do_not_take_the_others_bits() -> None:
+    matrix, x = quantized(), torch.randn(32, 128).bfloat16()
+    x[:, 5] *= 60
+    matrix.codes[:, 5] = 8  # a weight of zero: nothing of the column is in the result
+    expected = x.float() @ matrix.dequantize(torch.float32).t()
+    assert error(OPS.linear(matrix)(x), expected) < 6 * NEAR
+
+
+@pytest.mark.parametrize("size", [1, 2, 64])
+def test_hadamard_is_orthogonal(size: int) -> None:
+    matrix = hadamard(size)
+    torch.testing.assert_close(matrix @ matrix.t(), torch.eye(size))
+
+
+@pytest.mark.parametrize("columns", [36, 64, 27])
+def test_any_width_has_a_rotation(columns: int) -> None:
+    weight, x = torch.randn(16, columns), torch.randn(9, columns).bfloat16()
+    assert error(EightBits(weight)(x), x.float() @ weight.t()) < NEAR
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_gated(rows: int) -> None:
+    gate, up = quantized(), quantized()
+    x = torch.randn(rows, 128).bfloat16()
+    ours = OPS.gated(gate, up, None, None, "silu")(x)
+    g, u = (x.float() @ each.dequantize(torch.float32).t() for each in (gate, up))
+    assert error(ours, torch.nn.functional.silu(g) * u) < 3 * NEAR
+
+
+def test_embedding_and_head() -> None:
+    matrix = quantized(rows=64, bits=8)
+    weight = matrix.dequantize(torch.float32)
+    ids = torch.tensor([3, 63, 3])
+    rows = OPS.embedding(matrix, 2.0, torch.bfloat16)(ids)
+    assert error(rows, weight[ids] * 2) < 0.005
+    hidden = torch.randn(3, 128).bfloat16()
+    logits = OPS.lm_head(matrix, 0.0)(hidden)
+    expected = hidden.float() @ weight.t()
+    assert logits.dtype == torch.float32
+    assert error(logits.bfloat16(), expected) < NEAR
+
+
+def test_what_is_not_quantized_alike_is_computed_all_the_same() -> None:
+    x, gate, up = torch.randn(3, 128).bfloat16(), quantized(), torch.randn(96, 128).bfloat16()
+    ours = OPS.gated(gate, up, None, None, "silu")(x)
+    g, u = x.float() @ gate.dequantize(torch.float32).t(), x.float() @ up.float().t()
+    assert error(ours, torch.nn.functional.silu(g) * u) < NEAR

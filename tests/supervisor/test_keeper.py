@@ -1,0 +1,148 @@
+"""What the supervisor does about processes that die or hang; over fake processes.
+
+CASES 95 (death and hang), as far as the supervisor goes.
+"""
+
+import os
+import re
+import signal
+import socket
+from collections.abc import Callable
+
+import pytest
+from fake_tree import PATIENCE_SECONDS, Server
+
+Start = Callable[..., Server]
+
+
+def kill(server: Server, role: str, number: int = signal.SIGKILL) -> int:
+    """Send a signal to the newest process of *role*; return its id."""
+    pid = server.pids()[role]
+    os.kill(pid, number)
+    return pid
+
+
+def end(server: Server) -> None:
+    server.signal(signal.SIGTERM)
+    assert server.end() == 0
+    server.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("role", ["engine", "worker"])
+def test_case_95_engine_and_worker_come_back_together(start: Start, role: str) -> None:
+    server = start()
+    server.until("serving tiny-model on")
+    before = server.pids()
+    kill(server, role)
+    server.until(f"{role} 0 died: killed by signal 9 (SIGKILL); restarting it now")
+    server.until("serving again")
+    after = server.pids()
+    assert {r for r in before if before[r] != after[r]} == {"engine", "worker"}
+    assert [e[1:] for e in server.events("peer lost")] == [["tokenizer", 0, ["engine", 0, 0]]]
+    states = [e for e in server.events("restarting") if e[1] == "frontend"]
+    assert [e[2] for e in states] == [0, 1] and f"{role} 0 died" in states[0][3]
+    end(server)
+    # A token has come round before clients are let in again, and the engine counts from there.
+    assert len(server.events("probe")) == 4
+    ready = [(e[1], e[2]) for e in server.events("ready")]
+    assert ready[-4:] == [("frontend", 0)] * 2 + [("frontend", 1)] * 2
+    assert ready[0] == ("engine", 0)  # the former one may have died before it heard
+
+
+def test_a_tokenizer_is_replaced_and_everybody_is_told(start: Start) -> None:
+    server = start(options={"tokenizer_pool_size": 2})
+    server.until("serving tiny-model on")
+    kill(server, "tokenizer")
+    server.until("tokenizer 0 is back")
+    lost = [["engine", 0], ["frontend", 0], ["frontend", 1]]
+    assert [e[1:3] for e in server.events("peer lost")] == lost
+    end(server)
+    assert [e[1:] for e in server.events("peer up")] == [
+        [*name, ["tokenizer", 0, 1]] for name in lost
+    ]
+    assert server.events("restarting") == []
+
+
+def test_a_front_end_is_replaced_on_the_same_socket(start: Start) -> None:
+    server = start()
+    port = int(server.until("serving tiny-model on").rpartition(":")[2])
+    kill(server, "frontend")
+    server.until("frontend 0 is back")
+    socket.create_connection(("127.0.0.1", port)).close()
+    end(server)
+    assert [e[1:] for e in server.events("peer lost")] == [["tokenizer", 0, ["frontend", 0, 0]]]
+    assert [e[1:] for e in server.events("peer up")] == [["tokenizer", 0, ["frontend", 0, 1]]]
+    told = [e[0] for e in server.events("loading", "ready") if e[1:3] == ["frontend", 0]]
+    assert told.count("ready") == 2  # the successor is told what the others know
+    assert [e[1:3] for e in server.events("drain")] == [["frontend", 0], ["frontend", 1]]
+
+
+def test_who_fails_again_and_again_ends_the_server(start: Start) -> None:
+    server = start(behaviour={"worker": ["dies again"]}, options={"max_restarts": 2})
+    server.until("serving tiny-model on")
+    kill(server, "worker")
+    server.until("restarting it now")
+    server.until("worker 0 died: exited with status 3; restarting it in 1 s")
+    assert server.end() == 1
+    last = "zlm: worker 0 died: exited with status 3; it has failed too often"
+    assert server.lines[-1] == last
+    assert len(server.events("abort")) == 2  # what was open has been answered
+    server.assert_nothing_is_left()
+
+
+def test_a_signal_while_the_engine_is_restarted_ends_with_0(start: Start) -> None:
+    server = start(behaviour={"worker": ["dies again"]})
+    server.until("serving tiny-model on")
+    kill(server, "engine")
+    server.until("restarting it in 1 s")
+    end(server)
+
+
+@pytest.mark.parametrize("role", ["engine", "worker", "tokenizer", "frontend"])
+def test_case_95_who_is_stopped_is_replaced_and_all_stacks_are_in_the_log(
+    start: Start, role: str
+) -> None:
+    server = start(options={"hang_timeout_seconds": 2})
+    server.until("serving tiny-model on")
+    stopped = kill(server, role, signal.SIGSTOP)
+    server.until(f"{role} 0 has ")  # not run, or made no progress
+    back = "serving again" if role in ("engine", "worker") else f"{role} 0 is back"
+    server.until(back)
+    log = "\n".join(server.lines)
+    for name in ("engine 0", "worker 0", "tokenizer 0", "frontend 0", "frontend 1"):
+        assert re.search(rf"stacks of {name} \(process \d+\):\n(.*\n)*?.*fake_role\.py", log), name
+    assert "stacks of the supervisor" in log
+    assert server.pids()[role] != stopped
+    end(server)
+
+
+def test_a_first_token_that_does_not_come_is_a_failure_to_start(start: Start) -> None:
+    server = start(behaviour={"frontend": ["no token"]})
+    assert server.end() == 1
+    assert server.lines[-1] == "zlm: engine 0 does not work: the first token is NaN"
+    assert not any("serving" in line for line in server.lines)
+    server.assert_nothing_is_left()
+
+
+def test_all_die_at_once_and_all_come_back(start: Start) -> None:
+    server = start(options={"api_server_count": 1})
+    server.until("serving tiny-model on")
+    pids = server.pids()
+    for role in ("frontend", "engine", "tokenizer", "worker"):
+        os.kill(pids[role], signal.SIGKILL)
+    server.until("serving again")
+    end(server)
+    assert not set(pids.values()) & set(server.pids().values())
+
+
+def test_the_watchdog_is_fed_while_all_get_on(start: Start, tmp_path: object) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        path = f"{tmp_path}/notify"
+        manager.bind(path)
+        manager.settimeout(PATIENCE_SECONDS)
+        server = start(environment={"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "600000"})
+        told = ""
+        while "READY=1" not in told or not told.endswith("WATCHDOG=1\n" * 2):
+            told += manager.recv(4096).decode() + "\n"
+        assert "WATCHDOG=1" not in told.partition("READY=1")[0]
+        end(server)

@@ -1,0 +1,156 @@
+"""Asking an OpenAI-compatible server from a terminal: streamed answers, as an iterator of pieces.
+
+The server is somebody's, by its URL, or one of our own, by its Unix socket.
+"""
+
+import json
+import socket
+import ssl
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from zlm.errors import ConfigError, Internal, ZlmError
+
+CONNECT_SECONDS = 10.0
+DATA = b"data: "
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an answer as it came."""
+
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
+
+
+class _UnixConnection(HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.connect(str(self._path))
+
+
+class Asker:
+    """A way to one server. ``connect`` makes a connection for each question."""
+
+    def __init__(
+        self, connect: Callable[[], HTTPConnection], prefix: str = "", api_key: str = ""
+    ) -> None:
+        self._connect = connect
+        self._prefix = prefix
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Return status and body of the answer; OSError if nobody answers."""
+        connection = self._connect()
+        try:
+            connection.request("GET", self._prefix + path, headers=self._headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except HTTPException as error:
+            raise OSError(f"no HTTP: {error}") from error
+        finally:
+            connection.close()
+
+    def models(self) -> list[str]:
+        """Return the names that the server's models have. Raises ZlmError if it does not say."""
+        try:
+            status, body = self.get("/v1/models")
+        except OSError as error:
+            raise Internal(f"the server cannot be reached: {error}") from error
+        if status != 200:
+            raise _refusal(status, body)
+        return [model["id"] for model in json.loads(body)["data"]]
+
+    def stream(self, path: str, body: dict[str, Any]) -> Generator[Piece, None, None]:
+        """Yield the answer to *body* as it comes; closing the iterator stops the server's work.
+
+        Raises ZlmError, in the server's words, if it refuses or breaks off.
+        """
+        asked = body | {"stream": True, "stream_options": {"include_usage": True}}
+        connection = self._connect()
+        try:
+            content = json.dumps(asked).encode()
+            connection.request("POST", self._prefix + path, content, self._headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise _refusal(answer.status, answer.read())
+            yield from _pieces(answer)
+        except (OSError, HTTPException) as error:
+            raise Internal(f"the connection to the server broke: {error}") from error
+        finally:
+            connection.close()
+
+
+def by_url(url: str, api_key: str) -> Asker:
+    """Return the way to the server at *url*, with or without ``/v1`` at its end.
+
+    Raises ConfigError if it is no URL of one.
+    """
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ConfigError(f"--url {url}: {error}") from error
+    if parts.scheme not in ("http", "https") or not host:
+        raise ConfigError(f"--url {url}: must be like http://127.0.0.1:8000")
+    prefix = parts.path.rstrip("/").removesuffix("/v1")
+
+    def connect() -> HTTPConnection:
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            return HTTPSConnection(host, port, timeout=None, context=context)
+        return HTTPConnection(host, port, timeout=None)
+
+    return Asker(connect, prefix, api_key)
+
+
+def by_socket(path: Path) -> Asker:
+    """Return the way to the server that listens on the Unix socket *path*."""
+    return Asker(lambda: _UnixConnection(path))
+
+
+def _pieces(answer: HTTPResponse) -> Iterator[Piece]:
+    is_done = False
+    for line in answer:
+        if not line.startswith(DATA):
+            continue
+        data = line.removeprefix(DATA).strip()
+        if data == b"[DONE]":
+            is_done = True
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            raise _refusal(500, data)
+        yield _piece(event)
+    if not is_done:
+        raise Internal("the server broke the answer off")
+
+
+def _piece(event: dict[str, Any]) -> Piece:
+    if not event["choices"]:
+        return Piece(usage=event.get("usage"))
+    choice = event["choices"][0]
+    delta = choice.get("delta", {})
+    text = choice.get("text") or delta.get("content") or ""
+    reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
+    return Piece(text, reasoning, choice.get("finish_reason"))
+
+
+def _refusal(status: int, body: bytes) -> ZlmError:
+    try:
+        message = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = body[:200].decode(errors="replace") or f"status {status}"
+    return ZlmError(message, status=status)

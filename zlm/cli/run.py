@@ -1,0 +1,155 @@
+"""``zlm run MODEL INPUT --output FILE``: answers a file of requests, line by line.
+
+Starts a server for itself and asks it what the input holds, many at once; each answer is a line of
+the output as soon as it is there. Started again with the same files, after whatever ended it, it
+goes on where it was: nothing is lost, nothing is done twice.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from zlm.cli.own_server import OwnServer
+from zlm.cli.parse import parse
+from zlm.cli.run_client import Connection, wait_ready
+from zlm.cli.run_input import Entry, entries, ids_of
+from zlm.cli.run_journal import Journal
+from zlm.errors import ConfigError, ZlmError
+from zlm.process.logs import escape
+from zlm.progress import ProgressBar
+
+USAGE_ERROR, INTERRUPTED = 2, 130
+CONCURRENCY = 256
+EPILOG = """\
+Input lines are OpenAI's batch format ({"custom_id": ..., "url": ..., "body": {...}}) or requests
+themselves ({"id": ..., "prompt": ...} or {"messages": [...]}, with any field of the API). All flags
+of zlm serve are taken too. Lines that the server refuses are answered with the error.
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Run ``zlm run`` with its arguments *words*; return the exit status."""
+    options, flags = _parser().parse_known_args(list(words))
+    try:
+        defaults = _defaults(options)
+        parse([options.model, *flags])  # wrong flags are told at once
+        return _run(options, flags, defaults)
+    except ConfigError as error:
+        print(f"zlm run: {escape(error.message)}", file=sys.stderr)
+        return USAGE_ERROR
+    except ZlmError as error:
+        print(f"zlm run: {escape(error.message)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("zlm run: interrupted; the same command goes on from here", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="zlm run",
+        description="Answer a file of requests; a run that was ended goes on where it was.",
+        epilog=EPILOG,
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("input", metavar="INPUT", type=Path, help="JSON lines, a request each")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="JSON lines, an answer each",
+    )
+    parser.add_argument("--anew", action="store_true", help="forget what the output file holds")
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        default=CONCURRENCY,
+        help=f"requests at once (default: {CONCURRENCY})",
+    )
+    parser.add_argument("--max-tokens", type=int, help="of each answer, unless its line says")
+    parser.add_argument("--temperature", type=float, help="likewise")
+    parser.add_argument(
+        "--body", metavar="JSON", default="{}", help="fields of every request that lacks them"
+    )
+    return parser
+
+
+def _defaults(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of requests that do not set them."""
+    if options.concurrency < 1:
+        raise ConfigError("--concurrency must be at least 1")
+    try:
+        values = msgspec.json.decode(options.body, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"--body must be a JSON object: {error}") from error
+    for name in ("max_tokens", "temperature"):
+        if getattr(options, name) is not None:
+            values[name] = getattr(options, name)
+    return values
+
+
+def _run(options: argparse.Namespace, flags: Sequence[str], defaults: dict[str, Any]) -> int:
+    ids = ids_of(options.input)
+    journal = Journal(options.output, anew=options.anew)
+    try:
+        journal.check(ids)
+        num_done, left = len(journal.done), len(ids) - len(journal.done)
+        if num_done:
+            print(f"zlm run: {num_done} of {len(ids)} are done", file=sys.stderr)
+        began = time.monotonic()
+        if left:
+            waiting = (e for e in entries(options.input, defaults) if e.id not in journal.done)
+            with OwnServer(options.model, flags) as server:
+                asyncio.run(_answer_all(server, waiting, journal, left, options.concurrency))
+        failed = f", {journal.num_failed} of them errors" if journal.num_failed else ""
+        seconds = time.monotonic() - began
+        print(
+            f"zlm run: {len(journal.done)} answers{failed} in {options.output}, {seconds:.1f} s",
+            file=sys.stderr,
+        )
+    finally:
+        journal.close()
+    return 0
+
+
+async def _answer_all(
+    server: OwnServer, waiting: Iterator[Entry], journal: Journal, left: int, concurrency: int
+) -> None:
+    """Answer what is *waiting*, *concurrency* at once."""
+    await wait_ready(server)
+    with ProgressBar(left, True) as bar:
+
+        async def work() -> None:
+            connection = Connection(server)
+            try:
+                for entry in waiting:
+                    await _answer(entry, connection, journal, bar)
+            finally:
+                connection.close()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(concurrency, left)):
+                    group.create_task(work())
+        except ExceptionGroup as group_of_all:
+            raise group_of_all.exceptions[0] from None
+
+
+async def _answer(entry: Entry, connection: Connection, journal: Journal, bar: ProgressBar) -> None:
+    if entry.problem:
+        journal.write(entry, 0, entry.problem, "")
+        bar.advance(1, 0)
+        return
+    status, body, request_id = await connection.ask(entry.path, entry.body)
+    journal.write(entry, status, body, request_id)
+    usage = body.get("usage") or {} if isinstance(body, dict) else {}
+    bar.advance(1, usage.get("completion_tokens") or 0)

@@ -1,0 +1,138 @@
+"""The output of ``zlm run``: one JSON line an answer, and the record of what is done.
+
+A line is written whole, in one call, and only when its answer is there; so a run that is killed, at
+whatever moment, leaves the answers that it had, and perhaps the beginning of one more line, which
+the next run cuts off. What has a line is not asked again. Owns the file, under a lock: two runs
+cannot write one.
+"""
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from zlm.cli.run_input import Entry
+from zlm.errors import ConfigError, clip
+
+SYNC_SECONDS = 1.0  # at most so much is lost when the machine itself fails
+
+
+class Journal:
+    """The answers of one input file. ``done`` are the ids that have one."""
+
+    def __init__(self, path: Path, *, anew: bool = False) -> None:
+        """Open *path*, and make it if there is none; *anew*: forget what it holds.
+
+        Raises ConfigError if it cannot be written, another run has it, or it holds other lines.
+        """
+        self.done: set[str] = set()
+        self.num_failed = 0  # of all answers, those that are errors
+        self._path = path
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        self._synced = time.monotonic()
+        try:
+            self._lock()
+            if anew:
+                os.ftruncate(self._fd, 0)
+            self._read()
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"{self._path} is being written by another run") from error
+
+    def _read(self) -> None:
+        """Take in what is done, and cut off a line that was not finished."""
+        whole = 0  # bytes
+        with self._path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n"):
+                    break
+                self._take(line, number)
+                whole += len(line)
+        os.ftruncate(self._fd, whole)
+
+    def _take(self, line: bytes, number: int) -> None:
+        try:
+            values = msgspec.json.decode(line)
+            name = values.get("custom_id", values.get("id"))
+        except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
+            name = None
+        if not isinstance(name, str):
+            raise ConfigError(f"{self._path} holds no answers: see line {number}; give --anew")
+        self.done.add(name)
+        self.num_failed += _is_failure(values)
+
+    def check(self, ids: set[str]) -> None:
+        """Raise ConfigError if there is an answer to something that is not among *ids*."""
+        strange = self.done - ids
+        if strange:
+            name = clip(next(iter(strange)))
+            raise ConfigError(
+                f"{self._path} holds an answer to {name}, which the input does not have: "
+                "give another output file, or --anew"
+            )
+
+    def write(self, entry: Entry, status: int, body: Any, request_id: str) -> None:
+        """Add the answer to *entry*: status and body of the response; 0 and a text if none came."""
+        answer = _batch_answer if entry.is_batch else _answer
+        values = answer(entry, status, body, request_id)
+        line = msgspec.json.encode(values) + b"\n"
+        written = os.write(self._fd, line)
+        if written < len(line):
+            raise ConfigError(f"{self._path} took half of a line: the disk may be full")
+        self.done.add(entry.id)
+        self.num_failed += _is_failure(values)
+        now = time.monotonic()
+        if now - self._synced > SYNC_SECONDS:
+            os.fdatasync(self._fd)
+            self._synced = now
+
+    def close(self) -> None:
+        """See that all is on disk, and let go of the file."""
+        os.fsync(self._fd)
+        os.close(self._fd)
+
+
+def _is_failure(values: dict[str, Any]) -> bool:
+    response = values.get("response")
+    is_refused = isinstance(response, dict) and response.get("status_code") != 200
+    return values.get("error") is not None or is_refused
+
+
+def _batch_answer(entry: Entry, status: int, body: Any, request_id: str) -> dict[str, Any]:
+    """Return a line as OpenAI's batch output has it."""
+    values: dict[str, Any] = {"id": f"batch_req_{entry.id}", "custom_id": entry.id}
+    if not status:
+        error = {"code": "invalid_line", "message": body}
+        return values | {"response": None, "error": error}
+    response = {"status_code": status, "request_id": request_id, "body": body}
+    return values | {"response": response, "error": None}
+
+
+def _answer(entry: Entry, status: int, body: Any, request_id: str) -> dict[str, Any]:
+    """Return a line of the short form: text and reason of one plain choice, else all choices."""
+    values: dict[str, Any] = {"id": entry.id}
+    if status != 200:
+        has_error = isinstance(body, dict) and isinstance(body.get("error"), dict)
+        return values | {"error": body["error"]["message"] if has_error else str(body)}
+    choices = body["choices"]
+    first = choices[0]
+    message = first.get("message") or {}
+    is_plain = len(choices) == 1 and not first.get("logprobs") and not message.get("tool_calls")
+    if is_plain:
+        values["text"] = first["text"] if "text" in first else message.get("content")
+        values["finish_reason"] = first["finish_reason"]
+    else:
+        values["choices"] = choices
+    return values | {"usage": body["usage"], "error": None}

@@ -1,0 +1,106 @@
+"""A mixture of experts in the MLP's place: each token goes through some of many small MLPs.
+
+Parameters: ``gate.weight`` [E, H], the router; ``experts.N.gate_proj``, ``up_proj`` [I, H] and
+``down_proj`` [H, I] for N = 0 .. E - 1; or ``experts.gate_proj`` and so on of all experts in one
+tensor [E, ...]; or ``experts.gate_up_proj`` [E, H, 2 I], whose columns are of gate and up by turns,
+and ``experts.down_proj`` [E, I, H], the router then being ``router``. Where there is an expert that
+all tokens have, ``shared_expert`` is a gated MLP and ``shared_expert_gate.weight`` [1, H] says how
+much of it a token takes.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from zlm.config import ModelSpec
+from zlm.layers.mlp import GatedMLP
+from zlm.layers.parameters import Parameters
+from zlm.ops.backend import ExpertWeights, Mixture, Norm
+
+LANES = 32  # numbers that torch computes at a time: fewer are computed another way
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+
+class MixtureMLP:
+    """Router, experts, and the shared expert if there is one."""
+
+    def __init__(self, parameters: Parameters, spec: ModelSpec) -> None:
+        experts, ops = spec.experts, parameters.ops
+        assert experts is not None, "a mixture without experts"
+        mixture = Mixture(
+            count=experts.count,
+            chosen=experts.chosen,
+            normalize=experts.normalize,
+            activation="clamped" if experts.limit else spec.activation,
+            limit=experts.limit,
+            alpha=experts.alpha,
+        )
+        router = parameters.under("router" if experts.layout == "fused" else "gate")
+        self.router = ops.linear(router["weight"], router.optional("bias"), wide=True)
+        self.experts = ops.experts(mixture, READERS[experts.layout](parameters.under("experts")))
+        self.shared: SharedExpert | None = None
+        if experts.shared_size:
+            self.shared = SharedExpert(parameters, spec)
+
+    def add(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
+        """Return *residual*, which is used up, plus the mixture of the norm of x."""
+        rows = norm(x)
+        logits = self.router(rows)
+        if self.shared is not None:
+            residual = residual.add_(self.shared(rows))
+        return self.experts(rows, logits, residual)
+
+
+class SharedExpert:
+    """The expert that all tokens have: sigmoid(x @ g) * mlp(x)."""
+
+    def __init__(self, parameters: Parameters, spec: ModelSpec) -> None:
+        self.mlp = GatedMLP(parameters.under("shared_expert"), spec.activation)
+        # The one row many times: a product of one column, and a sigmoid of fewer numbers than are
+        # computed at a time, may have other bits for another number of rows.
+        weight = parameters["shared_expert_gate.weight"].expand(LANES, -1).contiguous()
+        self.gate = parameters.ops.linear(weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [T', H] for x [T', H]."""
+        return torch.sigmoid(self.gate(x))[:, :1].mul(self.mlp(x))
+
+
+# ----------------------------------------------------- what gives an expert's weights by its number
+
+
+def _each(parameters: Parameters) -> Callable[[int], ExpertWeights]:
+    return lambda index: ExpertWeights(
+        *(parameters[f"{index}.{name}.weight"] for name in PROJECTIONS)
+    )
+
+
+def _stacked(parameters: Parameters) -> Callable[[int], ExpertWeights]:
+    whole = [parameters[f"{name}.weight"] for name in PROJECTIONS]
+    return lambda index: ExpertWeights(*(tensor[index] for tensor in whole))
+
+
+def _fused(parameters: Parameters) -> Callable[[int], ExpertWeights]:
+    both, down = parameters["gate_up_proj"], parameters["down_proj"]
+    both_bias = parameters.optional("gate_up_proj_bias")
+    down_bias = parameters.optional("down_proj_bias")
+
+    def read(index: int) -> ExpertWeights:
+        weight = both[index].t()
+        weights = ExpertWeights(weight[::2], weight[1::2], down[index].t())
+        if both_bias is None or down_bias is None:
+            return weights
+        bias = both_bias[index]
+        return replace(
+            weights,
+            gate_bias=bias[::2].contiguous(),
+            up_bias=bias[1::2].contiguous(),
+            down_bias=down_bias[index].contiguous(),
+        )
+
+    return read
+
+
+READERS = {"each": _each, "stacked": _stacked, "fused": _fused}

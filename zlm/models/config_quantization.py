@@ -1,0 +1,72 @@
+"""What config.json says of a quantized checkpoint: the method, or that it cannot be read. No torch.
+
+The layout of each weight shows in its tensors (``zlm.weights.quantized``); here it is told early,
+before a weight is downloaded or read, whether all of it can be.
+"""
+
+from zlm.errors import ModelError
+from zlm.models.config_fields import Fields
+
+KEYS = ("quantization_config", "compression_config", "quantization")
+# compressed-tensors: its names of what a weight is stored as.
+FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
+SUPPORTED = ("awq", "gptq", "compressed-tensors", "fbgemm_fp8", "fp8", "mxfp4")
+GPTQ_BITS = (2, 4, 8)
+
+
+def quantization_method(*configs: Fields | None) -> str | None:
+    """Return the method of the first of *configs* that is quantized, None if none is.
+
+    Of SUPPORTED, or ``gptq_v2``. Raises ModelError, naming the key, for what cannot be read.
+    """
+    for config in configs:
+        for key in KEYS:
+            part = None if config is None else config.part(key)
+            if part is not None and part.values:
+                return _method(part)
+    return None
+
+
+def _method(part: Fields) -> str:
+    name = part.values.get("quant_method") or part.values.get("quant_algo") or "an unnamed"
+    method = str(name).replace("-", "_").replace("compressed_tensors", "compressed-tensors")
+    if method == "awq":
+        _allow(part, "bits", part.integer("bits", part.integer("w_bit", 4)), (4,))
+        _allow(part, "version", part.text("version", "gemm").lower(), ("gemm",))
+    elif method == "gptq":
+        _allow(part, "bits", part.integer("bits", 4), GPTQ_BITS)
+        form = part.text("checkpoint_format", "gptq")
+        _allow(part, "checkpoint_format", form, ("gptq", "gptq_v2"))
+        return form
+    elif method == "compressed-tensors":
+        _check_compressed(part)
+    elif method == "fp8":
+        _allow(part, "fmt", part.text("fmt", "e4m3"), ("e4m3", "float8_e4m3fn"))
+    elif method not in SUPPORTED:
+        bits = part.values.get("bits")
+        width = f" ({bits}-bit)" if isinstance(bits, int) else ""
+        raise ModelError(
+            f"{part.source}: this checkpoint is quantized with the {name} method{width}, which is "
+            f"not supported (supported: {', '.join(SUPPORTED)}, and GGUF files). Use the "
+            "unquantized checkpoint or another of these"
+        )
+    return method
+
+
+def _check_compressed(part: Fields) -> None:
+    _allow(part, "format", part.text("format", FORMATS[0]), (*FORMATS, "mixed-precision"))
+    sparsity = part.part("sparsity_config")
+    form = "dense" if sparsity is None else sparsity.text("format", "dense")
+    if sparsity is not None and form != "dense":
+        raise ModelError(f"{sparsity.source}: sparse weights ({form}) are not supported")
+    groups = part.part("config_groups")
+    for key in () if groups is None else groups.values:
+        group = groups.part(key) if groups is not None else None
+        if group is not None and group.has("format"):
+            _allow(group, "format", group.text("format", ""), FORMATS)
+
+
+def _allow(part: Fields, key: str, value: object, supported: tuple[object, ...]) -> None:
+    if value not in supported:
+        listing = ", ".join(map(str, supported))
+        raise ModelError(f"{part.source}: {key} {value} is not supported (supported: {listing})")

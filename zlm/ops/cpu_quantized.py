@@ -1,0 +1,160 @@
+"""Products with quantized weights on the CPU: 4-bit codes for few rows, int8 for many.
+
+What a step of few rows waits for is memory, so it reads the 4-bit codes as they are: torch's
+``_weight_int4pack_mm_for_cpu``, bfloat16 activations, a bfloat16 scale and zero for each group of
+columns. With more rows the arithmetic counts: oneDNN's int8 product (VNNI), for which each row of
+the weight is rounded once more, to int8 with one scale, and each row of activations as it comes.
+Both forms are kept: 13 bits a weight. Weights of more than 4 bits have the second only.
+
+Times of SmolLM2's products, ms, 2 threads of a shared AVX512-VNNI host (2026-11):
+
+    rows                  1      8     32
+    N=3072   K=576     .051   .204   .682     4-bit codes
+                       .088   .115   .192     int8, without rounding the activations
+                       .152   .171   1.01     bfloat16 (oneDNN)
+    N=49152  K=576      .84   2.85   11.3
+                        1.2    1.5    3.3
+                        1.9    2.0    5.4
+"""
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from zlm.ops.backend import Norm
+from zlm.ops.block_matrix import BlockMatrix
+from zlm.ops.cpu_linear import activate
+
+FEW_ROWS = 8  # up to which the 4-bit codes are faster
+GROUPS = (32, 64, 128, 256)  # columns of a group that torch's 4-bit product has
+ROW_MULTIPLE = 16  # of a weight's rows, for the same
+ROTATIONS = (64, 32, 16, 8, 4, 2, 1)  # columns that are rotated together, best first
+TINY = 1e-30  # the least scale: rows of zeros have one too
+MIDDLE = 128  # the zero point of activations: oneDNN wants them unsigned
+
+
+class QuantizedProduct:
+    """See ``zlm.ops.backend.Product``. The bias is float32 or None."""
+
+    def __init__(self, matrix: BlockMatrix, bias: Tensor | None = None) -> None:
+        self._codes = FourBits(matrix) if FourBits.takes(matrix) else None
+        self._wide = EightBits(matrix.dequantize(torch.float32))
+        self._bias = bias
+
+    def __call__(self, x: Tensor, norm: Norm | None = None) -> Tensor:
+        product = self.multiply(x if norm is None else norm(x))
+        return product if self._bias is None else product.add_(self._bias)
+
+    def add(self, x: Tensor, residual: Tensor, norm: Norm | None = None) -> Tensor:
+        return residual.add_(self(x, norm))
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Return x @ W.T, bfloat16 [T', N], for bfloat16 x [T', K]."""
+        if self._codes is not None and x.shape[0] <= FEW_ROWS:
+            return self._codes(x)
+        return self._wide(x)
+
+
+class QuantizedGated:
+    """See ``zlm.ops.backend.GatedProduct``: gate and up are one weight, one on top of the other."""
+
+    def __init__(self, matrix: BlockMatrix, bias: Tensor | None, activation: str) -> None:
+        self._both = QuantizedProduct(matrix, bias)
+        self._activation = activation
+
+    def __call__(self, x: Tensor, norm: Norm | None = None) -> Tensor:
+        gate, up = self._both(x, norm).chunk(2, dim=1)
+        return activate(gate, self._activation).mul_(up)
+
+
+class FourBits:
+    """Codes of 4 bits with a scale and a zero for each group of columns."""
+
+    def __init__(self, matrix: BlockMatrix) -> None:
+        codes = matrix.codes.to(torch.int32)
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+        zeros = matrix.scales * 8  # torch's codes are less 8
+        if matrix.offsets is not None:
+            zeros = zeros + matrix.offsets
+        both = torch.stack((matrix.scales, zeros), dim=-1)  # [N, G, 2]
+        self._scales = both.transpose(0, 1).contiguous().bfloat16()
+        self._group = matrix.block[1]
+        self._multiply = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+
+    @staticmethod
+    def takes(matrix: BlockMatrix) -> bool:
+        """Tell whether *matrix* is of this form, and this torch has the product."""
+        rows, columns = matrix.shape
+        fits = rows % ROW_MULTIPLE == 0 and matrix.block[1] in GROUPS and matrix.block[0] == 1
+        whole = columns % matrix.block[1] == 0 and matrix.order is None
+        has = hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
+        few = int(matrix.codes.max()) < 16 and int(matrix.codes.min()) >= 0
+        return fits and whole and has and few
+
+    def __call__(self, x: Tensor) -> Tensor:
+        product: Tensor = self._multiply(x, self._packed, self._group, self._scales)
+        return product
+
+
+class EightBits:
+    """A weight rounded to int8 by rows, in oneDNN's layout.
+
+    Weight and activations are rotated first, by a Hadamard matrix for each 64 columns (Ashkboos et
+    al., QuaRot, arXiv:2404.00456): their product stays the same, but what a few columns of the
+    activations have in excess is spread over 64 of them, and no longer takes the others' bits.
+    SmolLM2 in Q4_1 over a text, mean KL divergence from float32 (2026-11): 0.039 without, 0.006
+    with it, 0.001 of bfloat16.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        """Round *weight*, float32 [N, K]."""
+        size = next(size for size in ROTATIONS if weight.shape[1] % size == 0)
+        self._rotation = hadamard(size)
+        weight = self._rotate(weight)
+        scales = weight.abs().amax(1).clamp_(min=TINY).div_(127)
+        codes = torch.round(weight / scales[:, None]).to(torch.int8)
+        self._packed = torch.ops.onednn.qlinear_prepack(codes, None)
+        self._scales = scales
+        self._zeros = torch.zeros(len(scales), dtype=torch.int64)
+        self._multiply = torch.ops.onednn.qlinear_pointwise.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = self._rotate(x.float())
+        # Of 8 ways to round in torch's operations the fastest: 84 us for [32, 576], and 112 with
+        # vector_norm and round_. A positive number's conversion to uint8 is its floor.
+        scales = x.abs().amax(1, keepdim=True).clamp_(min=TINY).div_(127)
+        codes = x.div_(scales).add_(MIDDLE + 0.5).to(torch.uint8)
+        product: Tensor = self._multiply(
+            codes, 1.0, MIDDLE, self._packed, self._scales, self._zeros,
+            None, 1.0, 0, torch.float32, "none", [], "",
+        )  # fmt: skip
+        return product.mul_(scales).bfloat16()
+
+    def _rotate(self, rows: Tensor) -> Tensor:
+        rotated = rows.reshape(-1, self._rotation.shape[0]) @ self._rotation
+        return rotated.view(rows.shape)
+
+
+@functools.cache
+def hadamard(size: int) -> Tensor:
+    """Return the orthogonal Hadamard matrix of *size*, a power of two; Sylvester's construction."""
+    if size == 1:
+        return torch.ones(1, 1)
+    half = hadamard(size // 2) / math.sqrt(2)
+    return torch.cat((torch.cat((half, half), 1), torch.cat((half, -half), 1)))
+
+
+@functools.cache
+def is_usable() -> bool:
+    """Tell whether this torch and this machine have the int8 product, and it is right."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(32, 64, generator=generator)
+    x = torch.randn(5, 64, generator=generator).bfloat16()
+    try:
+        product = EightBits(weight)(x)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+    expected = x.float() @ weight.t()
+    return torch.allclose(product.float(), expected, rtol=0.05, atol=0.3)

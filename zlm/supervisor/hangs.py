@@ -1,0 +1,91 @@
+"""Finds who is stuck: looks at the heartbeats every second, and has what hangs replaced.
+
+Before a stuck process is killed, every process writes where each of its threads stands to the log,
+for whoever wants to know why. While nobody is stuck, the service manager's watchdog is fed: it acts
+if this process itself hangs.
+"""
+
+import asyncio
+import faulthandler
+import logging
+import signal
+import time
+
+from zlm.process.heartbeat import Beat, HeartbeatReader
+from zlm.process.watch import Stall, Watch
+from zlm.supervisor.keeper import Keeper
+from zlm.supervisor.notify import Notifier
+from zlm.supervisor.tree import Tree
+from zlm.supervisor.units import Name, State, Unit
+
+LOOK_SECONDS = 1.0
+LOADING_PATIENCE = 6  # times the limit; loading a big library from a slow disk runs nothing else
+STACKS_SECONDS = 0.15  # for one process to write its stacks
+
+logger = logging.getLogger(__name__)
+
+
+class HangWatch:
+    """The supervisor's onlooker. ``run`` it as a task."""
+
+    def __init__(self, tree: Tree, keeper: Keeper, notifier: Notifier, hang_seconds: float) -> None:
+        self._tree = tree
+        self._keeper = keeper
+        self._notifier = notifier
+        self._hang_seconds = hang_seconds
+        self._reader = HeartbeatReader(tree.group.runtime)
+        self._watch = Watch()
+
+    async def run(self) -> None:
+        """Look, for ever."""
+        period = min(LOOK_SECONDS, (self._notifier.watchdog_seconds or 60.0) / 3)
+        while True:
+            await asyncio.sleep(period)
+            self._watch.look(self._beats(), time.monotonic())
+            stuck = self._find()
+            if stuck is None:
+                self._notifier.watchdog()
+            else:
+                await self._condemn(*stuck)
+
+    def _beats(self) -> list[Beat]:
+        """Return all records, with one that never changes for a process that has none yet."""
+        beats = self._reader.beats()
+        group = self._tree.group
+        new = set(group.alive) - {(beat.role, beat.index) for beat in beats}
+        silent = [Beat(role, index, group.pid(role, index), 0, 0, False) for role, index in new]
+        return beats + silent
+
+    def _find(self) -> tuple[Unit, Stall] | None:
+        """Return a unit that is stuck, with its worst process; None if all get on."""
+        for unit in self._keeper.units:
+            if unit.state is State.DOWN:
+                continue
+            seconds = self._hang_seconds
+            if unit.state is State.LOADING:
+                seconds *= LOADING_PATIENCE
+            for stall in self._watch.stalls(seconds, unit.names):
+                if unit.state is State.UP or stall.is_stopped:
+                    return unit, stall
+        return None
+
+    async def _condemn(self, unit: Unit, stall: Stall) -> None:
+        logger.error("%s: it hangs; the stacks of all processes follow", stall.describe())
+        incarnation = unit.incarnation
+        name = stall.role, stall.index
+        await self._write_stacks(name)
+        _, _, reason = stall.describe().split(" ", 2)
+        self._keeper.lost(name, incarnation, reason)
+
+    async def _write_stacks(self, stuck: Name) -> None:
+        """Have every process write its stacks; the one that is stuck, which may have to be
+        continued for it, last.
+        """
+        beats = self._reader.beats()  # who has a record knows the signal
+        for beat in sorted(beats, key=lambda beat: (beat.role, beat.index) == stuck):
+            logger.error("stacks of %s %d (process %d):", beat.role, beat.index, beat.pid)
+            self._tree.group.signal(beat.role, beat.index, signal.SIGUSR1)
+            self._tree.group.signal(beat.role, beat.index, signal.SIGCONT)
+            await asyncio.sleep(STACKS_SECONDS)
+        logger.error("stacks of the supervisor:")
+        faulthandler.dump_traceback()

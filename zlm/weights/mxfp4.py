@@ -1,0 +1,46 @@
+"""A published gpt-oss checkpoint, whose experts are MXFP4, under the names of a plain one.
+
+``gate_up_proj_blocks`` [E, 2 I, G, 16] and ``gate_up_proj_scales`` [E, 2 I, G] are
+``gate_up_proj`` [E, H, 2 I] here, dequantized when it is asked for, and so is ``down_proj``.
+"""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from zlm.errors import ModelError
+from zlm.layers.quantization import mxfp4
+
+if TYPE_CHECKING:
+    from zlm.weights.load import Weights
+
+BLOCKS, SCALES = "_blocks", "_scales"
+
+
+class MXFP4Weights:
+    """See ``zlm.weights.load.Weights``. Owns *stored*."""
+
+    def __init__(self, stored: "Weights") -> None:
+        self._stored = stored
+        present = set(stored.names())
+        self._packed = {  # our names of what is stored in two parts
+            name.removesuffix(BLOCKS)
+            for name in present
+            if name.endswith(BLOCKS) and name.removesuffix(BLOCKS) + SCALES in present
+        }
+
+    def names(self) -> list[str]:
+        parts = {name + part for name in self._packed for part in (BLOCKS, SCALES)}
+        return [*(name for name in self._stored.names() if name not in parts), *self._packed]
+
+    def get(self, name: str) -> Tensor:
+        if name not in self._packed:
+            return self._stored.get(name)
+        blocks, scales = (self._stored.get(name + part) for part in (BLOCKS, SCALES))
+        try:
+            return mxfp4.dequantize(blocks, scales).transpose(1, 2)
+        except ValueError as error:
+            raise ModelError(f"the parts of the quantized {name} do not agree: {error}") from error
+
+    def close(self) -> None:
+        self._stored.close()
