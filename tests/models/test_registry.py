@@ -129,7 +129,9 @@ def test_tied_with_a_head(
     assert torch.equal(logits_of(model, spec), logits_of(build(tied, tensors), spec))
 
 
-@pytest.mark.parametrize("rename", [lambda n: n.removeprefix("model."), lambda n: n], ids=["bare", "whole"])
+@pytest.mark.parametrize(
+    "rename", [lambda n: n.removeprefix("model."), lambda n: n], ids=["bare", "whole"]
+)
 def test_buffers_that_are_computed_here_are_ignored(
     folder: Path, tmp_path: Path, rename: Callable[[str], str]
 ) -> None:
