@@ -236,7 +236,7 @@ def test_preempted_answers_still_fit(small_pool: Any) -> None:
     form = {"regex": "([a-z]{3} ){40}"}
     before = small_pool.metric("vllm:num_preemptions")
     prompts = [
-        (f"Words number {k}:", {"structured_outputs": form, "max_tokens": 200}) for k in range(6)
+        (f"Words number {k}:", {"structured_outputs": form, "max_tokens": 160}) for k in range(6)
     ]
     for answer in small_pool.together(prompts):
         assert answer.status == 200
