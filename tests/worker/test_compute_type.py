@@ -101,30 +101,30 @@ def test_free_memory_is_bounded_by_the_cgroup(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "changes", "dtype", "keeps"),
+    ("options", "changes", "keeps"),
     [
-        ({}, {"weights_format": "gguf"}, torch.bfloat16, True),
-        ({}, {"quantization": "awq"}, torch.bfloat16, True),
-        ({}, {}, torch.bfloat16, False),
-        ({}, {"weights_format": "gguf"}, torch.float32, False),
-        ({"dtype": "bfloat16"}, {"weights_format": "gguf"}, torch.bfloat16, False),
-        ({"dtype": "bfloat16", "quantization": "gguf"}, {"weights_format": "gguf"},
-         torch.bfloat16, True),
-        ({"load_format": "dummy"}, {"weights_format": "gguf"}, torch.bfloat16, False),
-        ({}, {"weights_format": "gguf", "pooling": PoolingSpec()}, torch.bfloat16, False),
+        ({}, {"weights_format": "gguf"}, True),
+        ({}, {"quantization": "awq"}, True),
+        ({}, {}, False),
+        ({"dtype": "float32"}, {"weights_format": "gguf"}, False),
+        ({"dtype": "bfloat16"}, {"weights_format": "gguf"}, False),
+        ({"dtype": "bfloat16", "quantization": "gguf"}, {"weights_format": "gguf"}, True),
+        ({"dtype": "float32", "quantization": "gguf"}, {"weights_format": "gguf"}, False),
+        ({"load_format": "dummy"}, {"weights_format": "gguf"}, False),
+        ({}, {"weights_format": "gguf", "pooling": PoolingSpec()}, False),
     ],
-)  # fmt: skip
+)
 def test_quantized_weights_stay_so_where_that_is_fast(
     options: dict[str, Any],
     changes: dict[str, Any],
-    dtype: torch.dtype,
     keeps: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
+    for name in ("_is_vnni_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: True)
     monkeypatch.setattr(compute_type.cpu_quantized, "is_usable", lambda: True)
     spec = replace(SPEC, **changes)
     model = ModelOptions(model="m", **options)
-    assert compute_type.keeps_quantized(model, spec, dtype) == keeps
+    assert compute_type.keeps_quantized(model, spec) == keeps
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    assert not compute_type.keeps_quantized(model, spec, dtype)
+    assert not compute_type.keeps_quantized(model, spec)

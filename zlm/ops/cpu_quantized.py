@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from zlm.ops.backend import Norm
-from zlm.ops.block_matrix import BlockMatrix
+from zlm.ops.block_matrix import PIECE_VALUES, BlockMatrix, Weight, plain, take_rows
 from zlm.ops.cpu_linear import activate
 
 FEW_ROWS = 8  # up to which the 4-bit codes are faster
@@ -40,7 +40,7 @@ class QuantizedProduct:
 
     def __init__(self, matrix: BlockMatrix, bias: Tensor | None = None) -> None:
         self._codes = FourBits(matrix) if FourBits.takes(matrix) else None
-        self._wide = EightBits(matrix.dequantize(torch.float32))
+        self._wide = EightBits(matrix)
         self._bias = bias
 
     def __call__(self, x: Tensor, norm: Norm | None = None) -> Tensor:
@@ -108,13 +108,16 @@ class EightBits:
     with it, 0.001 of bfloat16.
     """
 
-    def __init__(self, weight: Tensor) -> None:
-        """Round *weight*, float32 [N, K]."""
-        size = next(size for size in ROTATIONS if weight.shape[1] % size == 0)
+    def __init__(self, weight: Weight) -> None:
+        """Round *weight* [N, K], float32 or quantized, some rows at a time."""
+        rows, columns = weight.shape
+        size = next(size for size in ROTATIONS if columns % size == 0)
         self._rotation = hadamard(size)
-        weight = self._rotate(weight)
-        scales = weight.abs().amax(1).clamp_(min=TINY).div_(127)
-        codes = torch.round(weight / scales[:, None]).to(torch.int8)
+        scales, codes = torch.empty(rows), torch.empty(rows, columns, dtype=torch.int8)
+        for index in torch.arange(rows).split(max(1, PIECE_VALUES // columns)):
+            part = self._rotate(plain(take_rows(weight, index), torch.float32))
+            scales[index] = part.abs().amax(1).clamp_(min=TINY).div_(127)
+            codes[index] = part.div_(scales[index, None]).round_().to(torch.int8)
         self._packed = torch.ops.onednn.qlinear_prepack(codes, None)
         self._scales = scales
         self._zeros = torch.zeros(len(scales), dtype=torch.int64)

@@ -55,21 +55,24 @@ def choose(name: str, spec: ModelSpec, *, free_bytes: int) -> torch.dtype:
     return dtype
 
 
-def keeps_quantized(options: ModelOptions, spec: ModelSpec, dtype: torch.dtype) -> bool:
-    """Tell whether the products of a quantized checkpoint are made of its codes.
+def keeps_quantized(options: ModelOptions, spec: ModelSpec) -> bool:
+    """Tell whether the products of a quantized checkpoint are made of its codes, in bfloat16.
 
-    They are faster so where bfloat16 is fast and the CPU has VNNI. ``--dtype`` asks for products
-    of that type instead; ``--quantization`` with the checkpoint's kind asks for the codes.
+    That is faster where the CPU has VNNI and bfloat16, which is not timed: it was so at every
+    number of rows (bench/RESULTS.md). ``--dtype`` asks for products of that type instead;
+    ``--quantization`` with the checkpoint's kind asks for the codes, with bfloat16 too.
     """
-    if not (spec.quantization or spec.weights_format == "gguf") or spec.pooling is not None:
+    is_quantized = spec.quantization is not None or spec.weights_format == "gguf"
+    if not is_quantized or spec.pooling is not None or options.load_format == "dummy":
         return False
-    is_wanted = options.dtype == "auto" or options.quantization is not None
-    if not is_wanted or dtype is not torch.bfloat16 or options.load_format == "dummy":
+    dtype = SPELLINGS.get(options.dtype)
+    is_wanted = options.dtype == "auto" or (
+        dtype is torch.bfloat16 and options.quantization is not None
+    )
+    has_units = torch.cpu._is_vnni_supported() and torch.cpu._is_avx512_bf16_supported()
+    if not (is_wanted and has_units and cpu_quantized.is_usable()):
         return False
-    if not (torch.cpu._is_vnni_supported() and cpu_quantized.is_usable()):
-        log.info("the quantized weights are computed with in %s", str(dtype).removeprefix("torch."))
-        return False
-    log.info("the weights stay quantized: products are of 4 and 8 bits")
+    log.info("the weights stay quantized: products are of 4 and 8 bits, the rest in bfloat16")
     return True
 
 

@@ -60,8 +60,10 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> Started:
     threads = compute_type.set_threads(config.parallel.cpu_threads)
     free_bytes = compute_type.free_memory()
     say("choosing the compute type")
-    dtype = compute_type.choose(config.model.dtype, resolved.spec, free_bytes=free_bytes)
-    keep = compute_type.keeps_quantized(config.model, resolved.spec, dtype)
+    keep = compute_type.keeps_quantized(config.model, resolved.spec)
+    dtype = torch.bfloat16
+    if not keep:
+        dtype = compute_type.choose(config.model.dtype, resolved.spec, free_bytes=free_bytes)
     say("loading weights")
     ops = CpuOps(dtype, quantized=keep)
     model = load_model(resolved, ops, keep_quantized=keep)
