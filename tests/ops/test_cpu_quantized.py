@@ -10,7 +10,8 @@ from zlm.ops.cpu_quantized import FEW_ROWS, EightBits, FourBits, hadamard, is_us
 pytestmark = pytest.mark.skipif(not is_usable(), reason="this CPU or torch lacks the products")
 
 NEAR = 0.012  # relative error (norms): 8 bits a row of activations, 7 and a sign a row of weights
-OPS = CpuOps(torch.bfloat16, quantized=True)
+OPS = CpuOps(torch.bfloat16, quantized=True, narrow=True)
+WIDE = CpuOps(torch.bfloat16, quantized=True)
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +43,17 @@ def test_products(rows: int, bits: int) -> None:
     assert error(product(x), expected) < near
     total = product.add(x, residual.clone())
     assert error(total, expected + residual.float()) < near
+
+
+@pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1, 70])
+def test_products_that_may_take_memory_are_as_exact_as_bfloat16(rows: int) -> None:
+    gate, up, x = quantized(), quantized(bits=8), torch.randn(rows, 128).bfloat16()
+    for matrix in (gate, up):
+        weight = matrix.dequantize(torch.float32)
+        assert error(WIDE.linear(matrix)(x), x.float() @ weight.t()) < NEAR / 3
+    ours = WIDE.gated(gate, gate, None, None, "silu")(x)
+    g = x.float() @ gate.dequantize(torch.float32).t()
+    assert error(ours, torch.nn.functional.silu(g) * g) < NEAR
 
 
 def test_rows_do_not_see_one_another() -> None:

@@ -128,3 +128,9 @@ def test_quantized_weights_stay_so_where_that_is_fast(
     assert compute_type.keeps_quantized(model, spec) == keeps
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     assert not compute_type.keeps_quantized(model, spec)
+
+
+def test_the_form_for_many_rows_is_narrow_where_memory_is_short() -> None:
+    both = compute_type.weight_bytes(SPEC, 3)
+    assert compute_type.is_short(SPEC, 2 * both - 2)
+    assert not compute_type.is_short(SPEC, 2 * both)

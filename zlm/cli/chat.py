@@ -60,6 +60,7 @@ def parser(command: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog=f"zlm {command}",
         usage=f"zlm {command} (MODEL [flags of zlm serve] | --url URL) [options]",
+        description="Without a terminal all of the standard input is one message or prompt.",
         allow_abbrev=False,
     )
     made.add_argument("model_path", metavar="MODEL", nargs="?", help="a model to load for this")
@@ -136,6 +137,8 @@ class Chat:
 
     def once(self, text: str) -> int:
         """Answer *text* and nothing else; return the exit status."""
+        if not text.strip():
+            raise ConfigError("the standard input, which is the message, is empty")
         self._answer(text.rstrip("\n"), sys.stdout.isatty())
         return 0
 

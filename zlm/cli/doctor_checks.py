@@ -24,7 +24,7 @@ from pathlib import Path
 from zlm import __version__
 from zlm.supervisor.device import missing_gpu, missing_package
 
-PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "pyzmq", "msgspec")
+PACKAGES = ("torch", "triton", "tokenizers", "safetensors", "pyzmq", "msgspec")
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 TORCH_SECONDS = 120.0  # a first import from a cold disk takes long
 HUB_SECONDS = 5.0
@@ -86,7 +86,7 @@ def packages() -> Iterator[Finding]:
     yield Finding(State.GOOD, "packages", ", ".join(found))
     needed = [name for name in missing if name != "triton"]  # which only GPUs need
     if needed:
-        yield Finding(State.BAD, "packages", f"missing: {', '.join(needed)}", "pip install zlm")
+        yield Finding(State.BAD, "packages", f"missing: {', '.join(needed)}", "install zlm again")
 
 
 def gpu() -> Iterator[Finding]:

@@ -5,6 +5,7 @@ Imports a command's module only when that command is run, so that ``zlm --help``
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -22,6 +23,7 @@ COMMANDS = {
     "bench": "measure where the time of a step goes",
 }
 USAGE_ERROR = 2
+CLOSED_PIPE = 141  # as the shell tells a death by SIGPIPE
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -38,7 +40,12 @@ def main(words: Sequence[str] | None = None) -> int:
         print(_complaint(first), file=sys.stderr)
         return USAGE_ERROR
     command = importlib.import_module(f"zlm.cli.{first}")
-    status: int = command.main(list(words[1:]))
+    try:
+        status: int = command.main(list(words[1:]))
+        sys.stdout.flush()
+    except BrokenPipeError:  # who read the output has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
     return status
 
 

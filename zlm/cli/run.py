@@ -24,12 +24,13 @@ from zlm.errors import ConfigError, ZlmError
 from zlm.process.logs import escape
 from zlm.progress import ProgressBar
 
-USAGE_ERROR, INTERRUPTED = 2, 130
+USAGE_ERROR, SOME_FAILED, INTERRUPTED = 2, 3, 130
 CONCURRENCY = 256
 EPILOG = """\
 Input lines are OpenAI's batch format ({"custom_id": ..., "url": ..., "body": {...}}) or requests
 themselves ({"id": ..., "prompt": ...} or {"messages": [...]}, with any field of the API). All flags
-of zlm serve are taken too. Lines that the server refuses are answered with the error.
+of zlm serve are taken too. Lines that the server refuses are answered with the error, and the exit
+status is 3. What is done is not done again when flags change: give --anew, or another output file.
 """
 
 
@@ -118,7 +119,7 @@ def _run(options: argparse.Namespace, flags: Sequence[str], defaults: dict[str, 
         )
     finally:
         journal.close()
-    return 0
+    return SOME_FAILED if journal.num_failed else 0
 
 
 async def _answer_all(

@@ -24,14 +24,18 @@ from zlm.ops.scores import Scores
 class CpuOps:
     """See ``zlm.ops.backend.Ops``. Computes in *dtype*: float32, or bfloat16 where that is fast.
 
-    With *quantized*, which needs bfloat16, weights may be quantized, and short steps stay short.
+    With *quantized*, which needs bfloat16, weights may be quantized, and short steps stay short;
+    *narrow* saves the memory of their bfloat16 form (``zlm.ops.cpu_quantized``).
     """
 
-    def __init__(self, dtype: torch.dtype, *, quantized: bool = False) -> None:
+    def __init__(
+        self, dtype: torch.dtype, *, quantized: bool = False, narrow: bool = False
+    ) -> None:
         self.device = torch.device("cpu")
         self.dtype = dtype
         self.needs_lengths = True
         self.pdl = False
+        self._narrow = narrow
         self._min_rows = 1 if quantized else cpu_linear.min_rows(dtype)
 
     def norm(self, weight: Tensor, eps: float) -> RMSNorm:
@@ -40,7 +44,7 @@ class CpuOps:
     def linear(self, weight: Weight, bias: Tensor | None = None, *, wide: bool = False) -> Product:
         if isinstance(weight, BlockMatrix):
             assert not wide, "products of quantized weights are bfloat16"
-            return QuantizedProduct(weight, bias)
+            return QuantizedProduct(weight, bias, narrow=self._narrow)
         if wide and weight.dtype != torch.float32:
             return WideProduct(weight, bias)
         return CpuProduct(cpu_linear.pack(weight, bias))
@@ -57,7 +61,8 @@ class CpuOps:
             both = stack([gate, up], self.dtype)
             if isinstance(both, BlockMatrix):
                 biases = [bias for bias in (gate_bias, up_bias) if bias is not None]
-                return QuantizedGated(both, torch.cat(biases) if biases else None, activation)
+                bias = torch.cat(biases) if biases else None
+                return QuantizedGated(both, bias, activation, narrow=self._narrow)
         gate, up = plain(gate, self.dtype), plain(up, self.dtype)
         packed = cpu_linear.pack(gate, gate_bias), cpu_linear.pack(up, up_bias)
         return CpuGatedProduct(*packed, activation)
@@ -70,7 +75,7 @@ class CpuOps:
 
     def lm_head(self, weight: Weight, softcap: float) -> "CpuLMHead":
         if isinstance(weight, BlockMatrix):
-            return CpuLMHead(QuantizedProduct(weight), softcap)
+            return CpuLMHead(QuantizedProduct(weight, narrow=self._narrow), softcap)
         return CpuLMHead(cpu_linear.pack(weight), softcap)
 
     def attention(

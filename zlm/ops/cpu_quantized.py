@@ -4,7 +4,10 @@ What a step of few rows waits for is memory, so it reads the 4-bit codes as they
 ``_weight_int4pack_mm_for_cpu``, bfloat16 activations, a bfloat16 scale and zero for each group of
 columns. With more rows the arithmetic counts: oneDNN's int8 product (VNNI), for which each row of
 the weight is rounded once more, to int8 with one scale, and each row of activations as it comes.
-Both forms are kept: 13 bits a weight. Weights of more than 4 bits have the second only.
+
+Rounding activations once more costs accuracy, little over a text (bench/RESULTS.md), but enough to
+turn a near tie; and with more rows bfloat16 is hardly slower. So many rows have bfloat16 weights,
+18 bits more, and int8 (``narrow``) is for models whose weights would take too much memory so.
 
 Times of SmolLM2's products, ms, 2 threads of a shared AVX512-VNNI host (2026-11):
 
@@ -19,10 +22,12 @@ Times of SmolLM2's products, ms, 2 threads of a shared AVX512-VNNI host (2026-11
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from zlm.ops import cpu_linear
 from zlm.ops.backend import Norm
 from zlm.ops.block_matrix import PIECE_VALUES, BlockMatrix, Weight, plain, take_rows
 from zlm.ops.cpu_linear import activate
@@ -36,11 +41,17 @@ MIDDLE = 128  # the zero point of activations: oneDNN wants them unsigned
 
 
 class QuantizedProduct:
-    """See ``zlm.ops.backend.Product``. The bias is float32 or None."""
+    """See ``zlm.ops.backend.Product``. *narrow*: many rows are multiplied in int8."""
 
-    def __init__(self, matrix: BlockMatrix, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, matrix: BlockMatrix, bias: Tensor | None = None, *, narrow: bool = False
+    ) -> None:
         self._codes = FourBits(matrix) if FourBits.takes(matrix) else None
-        self._wide = EightBits(matrix)
+        self._many: Callable[[Tensor], Tensor]
+        if narrow:
+            self._many = EightBits(matrix)
+        else:
+            self._many = cpu_linear.pack(matrix.dequantize(torch.bfloat16))
         self._bias = bias
 
     def __call__(self, x: Tensor, norm: Norm | None = None) -> Tensor:
@@ -54,14 +65,16 @@ class QuantizedProduct:
         """Return x @ W.T, bfloat16 [T', N], for bfloat16 x [T', K]."""
         if self._codes is not None and x.shape[0] <= FEW_ROWS:
             return self._codes(x)
-        return self._wide(x)
+        return self._many(x)
 
 
 class QuantizedGated:
     """See ``zlm.ops.backend.GatedProduct``: gate and up are one weight, one on top of the other."""
 
-    def __init__(self, matrix: BlockMatrix, bias: Tensor | None, activation: str) -> None:
-        self._both = QuantizedProduct(matrix, bias)
+    def __init__(
+        self, matrix: BlockMatrix, bias: Tensor | None, activation: str, *, narrow: bool = False
+    ) -> None:
+        self._both = QuantizedProduct(matrix, bias, narrow=narrow)
         self._activation = activation
 
     def __call__(self, x: Tensor, norm: Norm | None = None) -> Tensor:

@@ -72,8 +72,17 @@ def keeps_quantized(options: ModelOptions, spec: ModelSpec) -> bool:
     has_units = torch.cpu._is_vnni_supported() and torch.cpu._is_avx512_bf16_supported()
     if not (is_wanted and has_units and cpu_quantized.is_usable()):
         return False
-    log.info("the weights stay quantized: products are of 4 and 8 bits, the rest in bfloat16")
+    log.info("the weights stay quantized: products of few rows are made of their codes")
     return True
+
+
+def is_short(spec: ModelSpec, free_bytes: int) -> bool:
+    """Tell whether quantized weights and their bfloat16 form would take too much of the memory."""
+    both = weight_bytes(spec, 3)  # 2.6 bytes each, and the embedding's codes
+    short = both > free_bytes // 2
+    if short:
+        log.info("products of many rows are of 8 bits: %.1f GiB are free", free_bytes / 2**30)
+    return short
 
 
 def weight_bytes(spec: ModelSpec, element_bytes: int) -> int:

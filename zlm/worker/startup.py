@@ -65,7 +65,8 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> Started:
     if not keep:
         dtype = compute_type.choose(config.model.dtype, resolved.spec, free_bytes=free_bytes)
     say("loading weights")
-    ops = CpuOps(dtype, quantized=keep)
+    narrow = keep and compute_type.is_short(resolved.spec, free_bytes)
+    ops = CpuOps(dtype, quantized=keep, narrow=narrow)
     model = load_model(resolved, ops, keep_quantized=keep)
     say("allocating the KV cache")
     kv_dtype = compute_type.SPELLINGS.get(config.cache.kv_cache_dtype, dtype)  # auto: dtype
