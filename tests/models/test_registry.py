@@ -15,6 +15,7 @@ from zlm.models import registry
 from zlm.models.config import load_spec
 from zlm.models.registry import Model
 from zlm.models.tensors import expected_tensors
+from zlm.ops.block_matrix import BlockMatrix
 from zlm.ops.cpu import CpuOps
 from zlm.weights.load import open_weights
 
@@ -153,3 +154,16 @@ def test_buffers_that_are_computed_here_are_ignored(
     spec = load_spec(tmp_path / "copy")
     weights = open_weights(tmp_path / "copy", spec)
     registry.build(spec, weights, ops=CpuOps(torch.float32), max_model_len=64)
+
+
+def test_a_quantized_weight_of_another_shape_is_told(spec: ModelSpec, tensors: Tensors) -> None:
+    """Weights that stay quantized are checked as tensors are."""
+
+    def quantized(name: str) -> BlockMatrix | None:
+        if not name.endswith("o_proj.weight"):
+            return None
+        return BlockMatrix(torch.zeros(8, 32, dtype=torch.uint8), torch.ones(8, 1), None, (1, 32))
+
+    ops = CpuOps(torch.bfloat16, quantized=True)
+    with pytest.raises(ModelError, match=r"o_proj\.weight has shape \[8, 32\]"):
+        registry.build(spec, tensors, ops=ops, max_model_len=64, quantized=quantized)

@@ -103,6 +103,13 @@ def build(
             HEAD,
             EMBEDDING,
         )
-    parameters = Parameters(read, names, ops, read_quantized=quantized)
+
+    def read_quantized(name: str) -> BlockMatrix | None:
+        matrix = quantized(name) if quantized is not None else None
+        if matrix is not None:
+            check_shape(expected, name, matrix.shape)
+        return matrix
+
+    parameters = Parameters(read, names, ops, read_quantized=read_quantized)
     with torch.inference_mode():
         return MODELS[spec.architecture](spec, parameters, max_model_len)

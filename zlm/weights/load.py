@@ -147,13 +147,7 @@ class GGUFWeights:
 
     def get(self, name: str) -> Tensor:
         info = self._tensors[self._names[name]]
-        if self._feeder is not None:
-            raw = self._feeder.read(self._file, info.offset, info.num_bytes)
-        else:
-            raw = _read(self._file, info.offset, info.num_bytes)
-        heads = self._interleaved_heads(name)
-        if heads:
-            raw = _separate_halves(raw, heads, info.shape[0])
+        raw = self._raw(name, info)
         shape = _shape(name, info)
         if info.type == "F32":
             values = raw.view(torch.float32).view(shape)
@@ -169,11 +163,16 @@ class GGUFWeights:
         info = self._tensors[self._names[name]]
         if info.type not in PARTS or len(info.shape) != 2 or self._feeder is not None:
             return None
-        raw = _read(self._file, info.offset, info.num_bytes)
+        return gguf_matrix(self._raw(name, info), info.type, info.shape)
+
+    def _raw(self, name: str, info: TensorInfo) -> Tensor:
+        """Return the encoded rows of tensor *name*, in Hugging Face's order."""
+        if self._feeder is not None:
+            raw = self._feeder.read(self._file, info.offset, info.num_bytes)
+        else:
+            raw = _read(self._file, info.offset, info.num_bytes)
         heads = self._interleaved_heads(name)
-        if heads:
-            raw = _separate_halves(raw, heads, info.shape[0])
-        return gguf_matrix(raw, info.type, info.shape)
+        return _separate_halves(raw, heads, info.shape[0]) if heads else raw
 
     def _interleaved_heads(self, name: str) -> int:
         """Return the number of heads whose rows converters interleave in tensor *name*, or 0."""
