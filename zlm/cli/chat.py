@@ -21,12 +21,12 @@ from typing import Any
 
 from zlm.cli import ask
 from zlm.cli.ask import Asker, Piece
+from zlm.cli.failures import told
 from zlm.cli.own_server import OwnServer
 from zlm.cli.parse import parse
 from zlm.errors import ConfigError, ZlmError
 from zlm.process.logs import escape
 
-USAGE_ERROR, INTERRUPTED = 2, 130
 LOOK_SECONDS = 0.1
 BLOCK = '"""'
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what would command the terminal
@@ -41,18 +41,13 @@ A \\ at the end of a line continues it; between two lines of \"\"\" every line i
 def main(words: Sequence[str]) -> int:
     """Run ``zlm chat`` with its arguments *words*; return the exit status."""
     options, flags = parser("chat").parse_known_args(list(words))
-    try:
+
+    def work() -> int:
         with connected(options, flags, sys.stderr.isatty()) as (asker, name):
             chat = Chat(asker, body(options, name), options.system)
             return chat.once(sys.stdin.read()) if not sys.stdin.isatty() else chat.talk()
-    except ConfigError as error:
-        print(f"zlm chat: {escape(error.message)}", file=sys.stderr)
-        return USAGE_ERROR
-    except ZlmError as error:
-        print(f"zlm chat: {escape(error.message)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
+
+    return told("chat", work)
 
 
 def parser(command: str) -> argparse.ArgumentParser:

@@ -8,26 +8,20 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 
-from zlm.cli.chat import INTERRUPTED, USAGE_ERROR, body, connected, parser, write
-from zlm.errors import ConfigError, ZlmError
-from zlm.process.logs import escape
+from zlm.cli.chat import body, connected, parser, write
+from zlm.cli.failures import told
 
 
 def main(words: Sequence[str]) -> int:
     """Run ``zlm complete`` with its arguments *words*; return the exit status."""
     options, flags = parser("complete").parse_known_args(list(words))
     prompt = sys.stdin.read().rstrip("\n") if options.prompt is None else options.prompt
-    try:
+
+    def work() -> int:
         with connected(options, flags, sys.stderr.isatty()) as (asker, name):
             request = body(options, name) | {"prompt": prompt}
             with closing(asker.stream("/v1/completions", request)) as pieces:
                 write(pieces, sys.stdout.isatty())
             return 0
-    except ConfigError as error:
-        print(f"zlm complete: {escape(error.message)}", file=sys.stderr)
-        return USAGE_ERROR
-    except ZlmError as error:
-        print(f"zlm complete: {escape(error.message)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
+
+    return told("complete", work)

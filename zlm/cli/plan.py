@@ -6,20 +6,20 @@ takes, the longest context, and how many sequences run at once.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from zlm.cli.failures import told
 from zlm.cli.parse import parse
 from zlm.cli.values import size_bytes
 from zlm.config import Config, Resolved, resolve, with_purpose
-from zlm.errors import ConfigError, ZlmError
+from zlm.errors import ConfigError
 from zlm.process.logs import escape
 
 if TYPE_CHECKING:
     from zlm.worker.gpu_forecast import Forecast
 
-USAGE_ERROR, DOES_NOT_FIT = 2, 1
+DOES_NOT_FIT = 1
 DEFAULT_CAPABILITY = "8.0"
 LENGTHS = (1024, 4096, 16384, 65536)  # tokens of the sequences that are counted
 EPILOG = """\
@@ -31,17 +31,14 @@ several sizes there is a line for each. The exit status is 1 if the model fits n
 def main(words: Sequence[str]) -> int:
     """Run ``zlm plan`` with its arguments *words*; return the exit status."""
     options, flags = _parser().parse_known_args(list(words))
-    try:
+
+    def work() -> int:
         sizes = [_size(text) for value in options.gpu_memory for text in value.split(",")]
         config, _ = parse([options.model, "--device", "cuda", *flags])
         capability = _capability(options.compute_capability)
         return _show(described(config), sizes, capability)
-    except ConfigError as error:
-        print(f"zlm plan: {escape(error.message)}", file=sys.stderr)
-        return USAGE_ERROR
-    except ZlmError as error:
-        print(f"zlm plan: {escape(error.message)}", file=sys.stderr)
-        return DOES_NOT_FIT
+
+    return told("plan", work)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,16 +15,16 @@ from typing import Any
 
 import msgspec
 
+from zlm.cli.failures import told
 from zlm.cli.own_server import OwnServer
 from zlm.cli.parse import parse
 from zlm.cli.run_client import Connection, wait_ready
 from zlm.cli.run_input import Entry, entries, ids_of
 from zlm.cli.run_journal import Journal
-from zlm.errors import ConfigError, ZlmError
-from zlm.process.logs import escape
+from zlm.errors import ConfigError
 from zlm.progress import ProgressBar
 
-USAGE_ERROR, SOME_FAILED, INTERRUPTED = 2, 3, 130
+SOME_FAILED = 3
 CONCURRENCY = 256
 EPILOG = """\
 Input lines are OpenAI's batch format ({"custom_id": ..., "url": ..., "body": {...}}) or requests
@@ -37,19 +37,13 @@ status is 3. What is done is not done again when flags change: give --anew, or a
 def main(words: Sequence[str]) -> int:
     """Run ``zlm run`` with its arguments *words*; return the exit status."""
     options, flags = _parser().parse_known_args(list(words))
-    try:
+
+    def work() -> int:
         defaults = _defaults(options)
         parse([options.model, *flags])  # wrong flags are told at once
         return _run(options, flags, defaults)
-    except ConfigError as error:
-        print(f"zlm run: {escape(error.message)}", file=sys.stderr)
-        return USAGE_ERROR
-    except ZlmError as error:
-        print(f"zlm run: {escape(error.message)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("zlm run: interrupted; the same command goes on from here", file=sys.stderr)
-        return INTERRUPTED
+
+    return told("run", work, interrupted="interrupted; the same command goes on from here")
 
 
 def _parser() -> argparse.ArgumentParser:
