@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from specs import small_spec
 
-from zlm.config import ComputeOptions, Config, ModelOptions, ParallelOptions
+from zlm.config import CacheOptions, ComputeOptions, Config, ModelOptions, ParallelOptions
 from zlm.errors import ConfigError
 from zlm.supervisor import device as device_module, resolve as resolve_module
-from zlm.supervisor.device import choose, find_device, missing_gpu
+from zlm.supervisor.device import check_number, choose, find_device, missing_gpu, num_gpus
 from zlm.supervisor.resolve import idle_flags, resolve_config
 
 PRESENT = "libc.so.6"  # stands for a driver library that is there
@@ -97,10 +97,24 @@ def test_a_missing_gpu_is_told_before_a_download(monkeypatch: pytest.MonkeyPatch
 
 
 def test_resolved_says_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(resolve_module, "find_device", lambda wanted: "cuda")
+    monkeypatch.setattr(resolve_module, "find_device", lambda *_: "cuda")
     monkeypatch.setattr("zlm.models.config.load_spec", lambda path, **_: small_spec())
     config = Config(model=ModelOptions(model=str(tmp_path)))
     assert resolve_config(config).device == "cuda"
+
+
+def test_a_cache_for_no_sequence_is_told_before_weights_are_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(resolve_module, "find_device", lambda *_: "cpu")
+    monkeypatch.setattr("zlm.models.config.load_spec", lambda path, **_: small_spec())
+    model = ModelOptions(model=str(tmp_path))
+    config = Config(model=model, cache=CacheOptions(kv_cache_memory_bytes=1000))
+    with pytest.raises(ConfigError, match="--kv-cache-memory-bytes 1000 is less than") as refused:
+        resolve_config(config)
+    least = int(refused.value.message.split("at least ")[1].split(":")[0])
+    enough = Config(model=model, cache=CacheOptions(kv_cache_memory_bytes=least))
+    assert resolve_config(enough).config.cache.kv_cache_memory_bytes == least
 
 
 def test_flags_of_gpus_are_harmless_on_a_cpu_and_told() -> None:
@@ -114,3 +128,21 @@ def test_flags_of_gpus_are_harmless_on_a_cpu_and_told() -> None:
     ]
     assert idle_flags(config, "cuda") == []
     assert idle_flags(Config(model=ModelOptions(model="M")), "cpu") == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [(None, 2), ("1", 1), ("0,1", 2), ("0,7,1", 1), ("GPU-a,GPU-b", 2), ("", 0)],
+)
+def test_as_many_gpus_are_counted_as_cuda_would_see(
+    dev: Path, visible: str | None, count: int
+) -> None:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert num_gpus(environment, dev) == count
+
+
+def test_each_rank_has_a_gpu_of_its_own(dev: Path) -> None:
+    check_number(2, num_gpus({}, dev))
+    check_number(8, None)  # where they cannot be counted the driver will tell
+    with pytest.raises(ConfigError, match=r"2 workers .*need a GPU each, and 1 GPU is visible"):
+        check_number(2, num_gpus({"CUDA_VISIBLE_DEVICES": "1"}, dev))

@@ -43,6 +43,7 @@ class Exchange:
         "_chunked",
         "_connection",
         "_held",
+        "client_gone",
         "closing",
         "counted",
         "extra_headers",
@@ -81,6 +82,7 @@ class Exchange:
         self.on_writable: Callable[[], None] | None = None
         # For the log.
         self.status = 0  # 0: nothing is answered yet
+        self.client_gone = False  # before the end of its answer
         self.record = Record()
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
@@ -150,6 +152,7 @@ class Exchange:
 
     def disconnected(self) -> None:
         """The client is gone. Called by the connection, before ``finished`` is reported."""
+        self.client_gone = True
         if self.status == 0:
             self.status = CLIENT_GONE
         callback, self.on_disconnect = self.on_disconnect, None

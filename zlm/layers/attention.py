@@ -18,6 +18,7 @@ from zlm.config import ModelSpec, RopeSpec, layer_heads
 from zlm.layers.norm import final_weight
 from zlm.layers.parameters import Parameters
 from zlm.layers.rotary import interleave
+from zlm.layers.whole_norm import WholeNorms
 from zlm.ops.backend import Geometry, Norm
 from zlm.ops.block_matrix import Weight, stack, take_rows
 from zlm.ops.segments import SegmentAttention
@@ -53,13 +54,21 @@ class Attention:
             _merged_weight(parameters, spec, rope),
             _merged_bias(parameters, spec, rope) if spec.qkv_bias else None,
         )
-        self.out = ops.linear(
+        out = ops.linear(
             parameters.product("o_proj.weight"), parameters.optional("o_proj.bias"), wide=wide
         )
+        self.out = parameters.parallel.summed(out)
         q_norm, k_norm = (
             head_norm(parameters, name, spec, spec.head_dim, rope) if spec.qk_norm else None
             for name in ("q_norm", "k_norm")
         )
+        self.whole: WholeNorms | None = None
+        if spec.qk_norm_whole and parameters.parallel.size > 1:
+            assert q_norm is not None and k_norm is not None
+            self.whole = WholeNorms(
+                geometry(spec), q_norm, k_norm, spec.rms_norm_eps, parameters.parallel
+            )
+            q_norm = k_norm = None
         make = SegmentAttention if spec.bidirectional else ops.attention
         self.attention = make(
             geometry(spec),
@@ -69,16 +78,21 @@ class Attention:
             k_norm=k_norm,
             eps=spec.rms_norm_eps,
             sinks=parameters["sinks"].float() if spec.attention_sinks else None,
+            kv_scales=parameters.cache_scales(spec.num_kv_heads),
         )
 
     def __call__(self, x: Tensor, step: LayerStep) -> Tensor:
         """Return [T', H] for x [T', H]; keys and values of the step's tokens go to the cache."""
-        return self.out(self.attention(self.qkv(x), step.rotation, step.cache, step.work))
+        return self.out(self._heads(self.qkv(x), step))
 
     def add(self, x: Tensor, residual: Tensor, norm: Norm, step: LayerStep) -> Tensor:
         """Return *residual*, which is used up, plus the attention of the norm of x."""
-        qkv = self.qkv(x, norm)
-        return self.out.add(self.attention(qkv, step.rotation, step.cache, step.work), residual)
+        return self.out.add(self._heads(self.qkv(x, norm), step), residual)
+
+    def _heads(self, qkv: Tensor, step: LayerStep) -> Tensor:
+        if self.whole is not None:
+            qkv = self.whole.apply(qkv)
+        return self.attention(qkv, step.rotation, step.cache, step.work)
 
 
 def _merged_weight(parameters: Parameters, spec: ModelSpec, rope: RopeSpec) -> Weight:

@@ -14,8 +14,15 @@ class GatedMLP:
     In the place of the first two there may be ``gate_up_proj`` [2 I, H], without biases.
     """
 
-    def __init__(self, parameters: Parameters, activation: str, *, wide: bool = False) -> None:
-        """*wide*: the result is float32."""
+    def __init__(
+        self,
+        parameters: Parameters,
+        activation: str,
+        *,
+        wide: bool = False,
+        is_part: bool = False,
+    ) -> None:
+        """*wide*: the result is float32. is_part: it is this rank's part of a sum."""
         gate, up = _gate_and_up(parameters)
         self.gated = parameters.ops.gated(
             gate,
@@ -24,9 +31,11 @@ class GatedMLP:
             parameters.optional("up_proj.bias"),
             activation,
         )
-        self.down = parameters.ops.linear(
+        down = parameters.ops.linear(
             parameters.product("down_proj.weight"), parameters.optional("down_proj.bias"), wide=wide
         )
+        parameters.ops.join(self.gated, down)
+        self.down = down if is_part else parameters.parallel.summed(down)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [T', H] for x [T', H]."""

@@ -37,6 +37,7 @@ class MixtureMLP:
             limit=experts.limit,
             alpha=experts.alpha,
         )
+        self.parallel = parameters.parallel
         router = parameters.under("router" if experts.layout == "fused" else "gate")
         self.router = ops.linear(router["weight"], router.optional("bias"), wide=True)
         self.experts = ops.experts(mixture, READERS[experts.layout](parameters.under("experts")))
@@ -48,16 +49,17 @@ class MixtureMLP:
         """Return *residual*, which is used up, plus the mixture of the norm of x."""
         rows = norm(x)
         logits = self.router(rows)
+        residual = self.parallel.once(residual)
         if self.shared is not None:
             residual = residual.add_(self.shared(rows))
-        return self.experts(rows, logits, residual)
+        return self.parallel.sum(self.experts(rows, logits, residual))
 
 
 class SharedExpert:
     """The expert that all tokens have: sigmoid(x @ g) * mlp(x)."""
 
     def __init__(self, parameters: Parameters, spec: ModelSpec) -> None:
-        self.mlp = GatedMLP(parameters.under("shared_expert"), spec.activation)
+        self.mlp = GatedMLP(parameters.under("shared_expert"), spec.activation, is_part=True)
         # The one row many times: a product of one column, and a sigmoid of fewer numbers than are
         # computed at a time, may have other bits for another number of rows.
         weight = parameters["shared_expert_gate.weight"].expand(LANES, -1).contiguous()
@@ -72,9 +74,11 @@ class SharedExpert:
 
 
 def _each(parameters: Parameters) -> Callable[[int], ExpertWeights]:
-    return lambda index: ExpertWeights(
-        *(parameters[f"{index}.{name}.weight"] for name in PROJECTIONS)
-    )
+    def read(index: int) -> ExpertWeights:
+        gate, up, down = (parameters.product(f"{index}.{name}.weight") for name in PROJECTIONS)
+        return ExpertWeights(gate, up, down)
+
+    return read
 
 
 def _stacked(parameters: Parameters) -> Callable[[int], ExpertWeights]:
@@ -83,13 +87,12 @@ def _stacked(parameters: Parameters) -> Callable[[int], ExpertWeights]:
 
 
 def _fused(parameters: Parameters) -> Callable[[int], ExpertWeights]:
-    both, down = parameters["gate_up_proj"], parameters["down_proj"]
+    weights_of = _fused_weights(parameters)
     both_bias = parameters.optional("gate_up_proj_bias")
     down_bias = parameters.optional("down_proj_bias")
 
     def read(index: int) -> ExpertWeights:
-        weight = both[index].t()
-        weights = ExpertWeights(weight[::2], weight[1::2], down[index].t())
+        weights = weights_of(index)
         if both_bias is None or down_bias is None:
             return weights
         bias = both_bias[index]
@@ -99,6 +102,24 @@ def _fused(parameters: Parameters) -> Callable[[int], ExpertWeights]:
             up_bias=bias[1::2].contiguous(),
             down_bias=down_bias[index].contiguous(),
         )
+
+    return read
+
+
+def _fused_weights(parameters: Parameters) -> Callable[[int], ExpertWeights]:
+    """Return what gives an expert's weights without its biases."""
+    names = "gate_up_proj", "down_proj"
+    codes = [matrix for name in names if (matrix := parameters.quantized(name)) is not None]
+    if len(codes) < 2:
+        both, down = (parameters[name] for name in names)
+        return lambda i: ExpertWeights(both[i].t()[::2], both[i].t()[1::2], down[i].t())
+    inner, outer = codes
+    hidden, width = inner.shape[1], outer.shape[1]
+
+    def read(index: int) -> ExpertWeights:
+        rows = torch.arange(2 * width * index, 2 * width * (index + 1))
+        gate, up = inner.rows(rows[::2]), inner.rows(rows[1::2])
+        return ExpertWeights(gate, up, outer.rows(torch.arange(hidden) + hidden * index))
 
     return read
 

@@ -72,11 +72,12 @@ class EncoderLayer:
             torch.cat([attention[f"{name}.weight"] for name in names]),
             torch.cat([attention[f"{name}.bias"] for name in names]),
         )
-        self.out = ops.linear(out["dense.weight"], out["dense.bias"])
+        parallel = parameters.parallel
+        self.out = parallel.summed(ops.linear(out["dense.weight"], out["dense.bias"]))
         self.attention_norm = LayerNorm(out.under("LayerNorm"), spec.rms_norm_eps)
         inner, outer = parameters.under("intermediate.dense"), parameters.under("output")
         self.inner = ops.linear(inner["weight"], inner["bias"])
-        self.outer = ops.linear(outer["dense.weight"], outer["dense.bias"])
+        self.outer = parallel.summed(ops.linear(outer["dense.weight"], outer["dense.bias"]))
         self.norm = LayerNorm(outer.under("LayerNorm"), spec.rms_norm_eps)
         self.activation = ACTIVATIONS[spec.activation]
 

@@ -17,7 +17,7 @@ from zlm.models.config_decoder import decoder_spec
 from zlm.models.config_families import ARCHITECTURES, BARE, FAMILIES, HEAD, MODEL_TYPES
 from zlm.models.config_fields import Fields, read_fields
 from zlm.models.config_generation import OFF, find_generation_config, generation_defaults
-from zlm.models.config_quantization import quantization_method
+from zlm.models.config_quantization import cache_type, quantization_method
 from zlm.models.config_tokens import TokenNames, folder_tokens
 from zlm.weights.safetensors import folder_dtype
 
@@ -52,6 +52,7 @@ def folder_spec(folder: Path, generation_config: str) -> ModelSpec:
         eos_token_ids=eos,
         checkpoint_dtype=_dtype(config, outer, folder),
         quantization=quantization,
+        kv_cache_dtype=cache_type(outer, text),
         generation=generation_defaults(ignored),
     )
 

@@ -27,6 +27,22 @@ def quantization_method(*configs: Fields | None) -> str | None:
     return None
 
 
+def cache_type(*configs: Fields | None) -> str:
+    """Return the type that the checkpoint's keys and values have scales for; empty: none we have.
+
+    That is fp8_e4m3, of compressed-tensors' kv_cache_scheme and of ModelOpt's kv_cache_quant_algo.
+    """
+    for config in configs:
+        for key in KEYS:
+            part = None if config is None else config.part(key)
+            values = {} if part is None else part.values
+            scheme = values.get("kv_cache_scheme")
+            kind = (scheme.get("type"), scheme.get("num_bits")) if isinstance(scheme, dict) else ()
+            if kind == ("float", 8) or values.get("kv_cache_quant_algo") == "FP8":
+                return "fp8_e4m3"
+    return ""
+
+
 def _method(part: Fields) -> str:
     name = part.values.get("quant_method") or part.values.get("quant_algo") or "an unnamed"
     method = str(name).replace("-", "_").replace("compressed_tensors", "compressed-tensors")

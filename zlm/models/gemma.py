@@ -13,12 +13,13 @@ from torch import Tensor
 
 from zlm.config import ModelSpec, RopeSpec
 from zlm.layers.attention import Attention, LayerStep
+from zlm.layers.ends import Ends
 from zlm.layers.mlp import GatedMLP
 from zlm.layers.norm import rms_norm
 from zlm.layers.parameters import Parameters
 from zlm.layers.rotary import layer_ropes
 from zlm.models.step import StepPlanner
-from zlm.ops.backend import LMHead, Norm
+from zlm.ops.backend import Norm
 from zlm.ops.batch import StepBatch
 
 
@@ -29,33 +30,26 @@ class Gemma:
         ops, model = parameters.ops, parameters.under("model")
         self.ops = ops
         self.planner = StepPlanner(spec, ops, max_model_len)
-        weight = model.product("embed_tokens.weight")
         residual_type = torch.float32 if ops.dtype == torch.float16 else ops.dtype
-        self.embedding = ops.embedding(weight, spec.embedding_scale, residual_type)
+        self.ends = Ends(parameters, spec, residual_type)
         self.layers = [
             DecoderLayer(model.under(f"layers.{i}"), spec, rope)
             for i, rope in enumerate(layer_ropes(spec))
         ]
-        self.norm = rms_norm(model, "norm", spec)
-        self.head: LMHead | None = None
-        if spec.pooling is None:
-            head = weight if spec.tie_embeddings else parameters.product("lm_head.weight")
-            self.head = ops.lm_head(head, spec.final_softcap)
+        self.logits = self.ends.logits  # see ``zlm.models.registry.Model``
 
     def forward(self, batch: StepBatch, caches: list[Tensor]) -> Tensor:
         """Return hidden states [T, H]; see ``zlm.models.registry.Model``."""
         steps = self.planner.layers(batch, caches)
-        hidden = self.embedding(self.ops.token_ids(batch))
-        norms = [*(layer.attention_norm for layer in self.layers), self.norm]
+        hidden = self.ends.enter(self.ops.token_ids(batch))
+        norms = [layer.attention_norm for layer in self.layers]
+        # What a stage before the last norms at its end is not needed: any norm will do.
+        norms.append(self.ends.norm or norms[0])
         x = norms[0](hidden)
         for layer, step, next_norm in zip(self.layers, steps, norms[1:], strict=True):
             hidden, x = layer(hidden, x, step, next_norm)
-        return self.planner.finish(batch, caches, x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return [S, V] float32; see ``zlm.models.registry.Model``."""
-        assert self.head is not None, "a pooled model has no logits"
-        return self.head(hidden)
+        last = x if self.ends.norm is not None else self.ends.send(hidden)
+        return self.planner.finish(batch, caches, last)
 
 
 class DecoderLayer:

@@ -43,7 +43,8 @@ class Gemma4:
         self.planner = StepPlanner(spec, ops, max_model_len)
         weight = model["embed_tokens.weight"]
         residual_type = torch.float32 if ops.dtype == torch.float16 else ops.dtype
-        self.embedding = ops.embedding(weight, spec.embedding_scale, residual_type)
+        own_rows = ops.embedding(weight, spec.embedding_scale, residual_type)
+        self.embedding = parameters.parallel.embedding(own_rows, weight.shape[0])
         self.per_layer: PerLayerEmbedding | None = None
         if own.per_layer_size:
             self.per_layer = PerLayerEmbedding(model, spec, own)
@@ -55,7 +56,8 @@ class Gemma4:
         self.head: LMHead | None = None
         if spec.pooling is None:
             head = weight if spec.tie_embeddings else parameters["lm_head.weight"]
-            self.head = ops.lm_head(head, spec.final_softcap)
+            own_logits = ops.lm_head(head, spec.final_softcap)
+            self.head = parameters.parallel.head(own_logits, spec.vocab_size)
 
     def forward(self, batch: StepBatch, caches: list[Tensor]) -> Tensor:
         """Return hidden states [T, H]; see ``zlm.models.registry.Model``."""
@@ -82,9 +84,9 @@ class PerLayerEmbedding:
         ops = parameters.ops
         self.size = own.per_layer_size
         self.dtype = ops.dtype
-        self.embedding = ops.embedding(
-            parameters["embed_tokens_per_layer.weight"], self.size**0.5, ops.dtype
-        )
+        weight = parameters["embed_tokens_per_layer.weight"]
+        own_rows = ops.embedding(weight, self.size**0.5, ops.dtype)
+        self.embedding = parameters.parallel.embedding(own_rows, weight.shape[0])
         self.projection = ops.linear(parameters["per_layer_model_projection.weight"])
         self.scale = spec.hidden_size**-0.5
         self.norm = rms_norm(parameters, "per_layer_projection_norm", spec)
@@ -180,7 +182,7 @@ class Attention:
             q, k, v = (parameters[f"{name}.weight"] for name in ("q_proj", "k_proj", values))
             weight = merged(q, k, v, head_dim, rope, parameters.ops.dtype)
         self.qkv = ops.linear(weight)
-        self.out = ops.linear(parameters["o_proj.weight"], wide=wide)
+        self.out = parameters.parallel.summed(ops.linear(parameters["o_proj.weight"], wide=wide))
         self.attention = ops.attention(
             geometry(spec, index),
             scale=spec.attention_scale,

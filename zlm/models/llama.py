@@ -10,6 +10,7 @@ from torch import Tensor
 
 from zlm.config import ModelSpec, RopeSpec
 from zlm.layers.attention import Attention, LayerStep
+from zlm.layers.ends import Ends
 from zlm.layers.mlp import GatedMLP
 from zlm.layers.moe import MixtureMLP
 from zlm.layers.norm import rms_norm
@@ -17,7 +18,6 @@ from zlm.layers.parameters import Parameters
 from zlm.layers.rotary import layer_ropes
 from zlm.models.step import StepPlanner
 from zlm.models.tensors import has_experts
-from zlm.ops.backend import LMHead
 from zlm.ops.batch import StepBatch
 
 
@@ -28,31 +28,21 @@ class Llama:
         ops, model = parameters.ops, parameters.under("model")
         self.ops = ops
         self.planner = StepPlanner(spec, ops, max_model_len)
-        weight = model.product("embed_tokens.weight")
-        self.embedding = ops.embedding(weight, spec.embedding_scale, ops.dtype)
+        self.ends = Ends(parameters, spec, ops.dtype)
         kind = PostNormLayer if spec.post_norms else DecoderLayer
         self.layers = [
             kind(model.under(f"layers.{i}"), spec, rope, i)
             for i, rope in enumerate(layer_ropes(spec))
         ]
-        self.norm = rms_norm(model, "norm", spec)
-        self.head: LMHead | None = None
-        if spec.pooling is None:
-            head = weight if spec.tie_embeddings else parameters.product("lm_head.weight")
-            self.head = ops.lm_head(head, spec.final_softcap)
+        self.logits = self.ends.logits  # see ``zlm.models.registry.Model``
 
     def forward(self, batch: StepBatch, caches: list[Tensor]) -> Tensor:
         """Return hidden states [T, H]; see ``zlm.models.registry.Model``."""
         steps = self.planner.layers(batch, caches)
-        hidden = self.embedding(self.ops.token_ids(batch))
+        hidden = self.ends.enter(self.ops.token_ids(batch))
         for layer, step in zip(self.layers, steps, strict=True):
             hidden = layer(hidden, step)
-        return self.planner.finish(batch, caches, self.norm(hidden))
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return [S, V] float32; see ``zlm.models.registry.Model``."""
-        assert self.head is not None, "a pooled model has no logits"
-        return self.head(hidden)
+        return self.planner.finish(batch, caches, self.ends.leave(hidden))
 
 
 class DecoderLayer:

@@ -72,7 +72,8 @@ class EncoderLayer:
         self.mlp_norm = LayerNorm(parameters.under("mlp_norm"), eps)
         mlp = parameters.under("mlp")
         self.inner = parameters.ops.linear(mlp["Wi.weight"], mlp.optional("Wi.bias"))
-        self.outer = parameters.ops.linear(mlp["Wo.weight"], mlp.optional("Wo.bias"))
+        outer = parameters.ops.linear(mlp["Wo.weight"], mlp.optional("Wo.bias"))
+        self.outer = parameters.parallel.summed(outer)
         self.activation = ACTIVATIONS[spec.activation]
 
     def __call__(self, hidden: Tensor, step: LayerStep) -> Tensor:

@@ -60,10 +60,11 @@ class EncoderLayer:
         eps, ops, mlp = spec.rms_norm_eps, parameters.ops, parameters.under("mlp")
         self.attention = Attention(parameters.under("self_attn"), spec, spec.rope)
         self.attention_norm = LayerNorm(parameters.under("post_attention_layernorm"), eps)
-        self.gate, self.up, self.down = (
+        self.gate, self.up, down = (
             ops.linear(mlp[f"{name}_proj.weight"], mlp.optional(f"{name}_proj.bias"))
             for name in ("gate", "up", "down")
         )
+        self.down = parameters.parallel.summed(down)
         self.norm = LayerNorm(parameters.under("post_mlp_layernorm"), eps)
         self.activation = ACTIVATIONS[spec.activation]
 

@@ -5,7 +5,9 @@ nothing of files or of steps.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from zlm.config import ModelSpec
 from zlm.errors import ModelError
 from zlm.layers.parameters import Parameters
+from zlm.models import shares
 from zlm.models.bert import Bert
 from zlm.models.gemma import Gemma
 from zlm.models.gemma4 import Gemma4
@@ -23,7 +26,10 @@ from zlm.models.nomic_bert import NomicBert
 from zlm.models.tensors import EMBEDDING, HEAD, check_names, check_shape, expected_tensors
 from zlm.ops.backend import Ops
 from zlm.ops.batch import StepBatch
-from zlm.ops.block_matrix import BlockMatrix
+from zlm.ops.block_matrix import BlockMatrix, Rows
+from zlm.ops.parallel import ALONE, Parallel
+from zlm.weights.parts import part_of_matrix, read_tensor
+from zlm.weights.region import Region
 
 log = logging.getLogger(__name__)
 
@@ -77,12 +83,17 @@ def build(
     ops: Ops,
     max_model_len: int,
     quantized: Callable[[str], BlockMatrix | None] | None = None,
+    rows: Callable[[str], Rows | None] | None = None,
+    parallel: Parallel = ALONE,
+    on_read: Callable[[str, int], None] | None = None,
 ) -> Model:
     """Build the model of *spec* from *weights*, to compute with *ops*.
 
     max_model_len: longest sequence in tokens, for which positions are prepared. quantized: gives
-    the weights that are to stay so, for ops that take them. Raises ModelError
-    that names missing, unexpected and misshapen tensors.
+    the weights that are to stay so, for ops that take them. rows: gives what reads single rows of
+    a weight from its file, where that is better than to keep it. parallel: the ranks, of each of
+    which this builds the part. on_read: is called with the name of each tensor that has been read,
+    and how many there are. Raises ModelError that names missing, unexpected and misshapen tensors.
     """
     if spec.architecture not in MODELS:
         known = ", ".join(MODELS)
@@ -91,9 +102,18 @@ def build(
     expected = expected_tensors(spec)
     check_names(spec, expected, names)
 
+    def region(name: str, shape: Iterable[int]) -> Region | None:
+        check_shape(expected, name, shape)
+        return shares.region(spec, name, tuple(shape), parallel.rank, parallel.size)
+
+    stage = parallel.stage
+    first, last = shares.layers_of_stage(spec, stage.index, stage.count)
+
     def read(name: str) -> Tensor:
-        tensor = weights.get(name)
-        check_shape(expected, name, tensor.shape)
+        name = shares.moved_layer(name, first)
+        tensor = read_tensor(weights, name, partial(region, name))
+        if on_read is not None:
+            on_read(name, len(names))
         return tensor
 
     if spec.tie_embeddings and HEAD in names and not torch.equal(read(HEAD), read(EMBEDDING)):
@@ -105,11 +125,24 @@ def build(
         )
 
     def read_quantized(name: str) -> BlockMatrix | None:
-        matrix = quantized(name) if quantized is not None else None
-        if matrix is not None:
-            check_shape(expected, name, matrix.shape)
-        return matrix
+        name = shares.moved_layer(name, first)
+        of_experts = len(expected.get(name, ())) == 3  # on top of each other; shared out as tensors
+        if quantized is None or (of_experts and parallel.size > 1):
+            return None
+        matrix = quantized(name)
+        if matrix is None:
+            return None
+        if on_read is not None:
+            on_read(name, len(names))
+        if of_experts and math.prod(matrix.shape) == math.prod(expected[name]):
+            return matrix
+        own = region(name, matrix.shape)
+        return matrix if own is None else part_of_matrix(matrix, own)
 
-    parameters = Parameters(read, names, ops, read_quantized=read_quantized)
+    own_names = {shares.moved_layer(name, -first) for name in names}
+    parameters = Parameters(
+        read, own_names, ops, read_quantized=read_quantized, read_rows=rows, parallel=parallel
+    )
+    own_spec = shares.spec_of_rank(shares.spec_of_stage(spec, first, last), parallel.size)
     with torch.inference_mode():
-        return MODELS[spec.architecture](spec, parameters, max_model_len)
+        return MODELS[spec.architecture](own_spec, parameters, max_model_len)

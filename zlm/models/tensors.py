@@ -11,6 +11,7 @@ from zlm.config import ExpertsSpec, ModelSpec
 from zlm.errors import ModelError
 from zlm.models.tensors_encoder import ENCODERS, SURPLUS, head_tensors
 from zlm.models.tensors_gemma4 import gemma4_tensors, unused
+from zlm.weights.cache_scales import is_cache_scale
 
 MAX_NAMED = 5  # tensors an error message lists by name
 EMBEDDING = "model.embed_tokens.weight"
@@ -148,6 +149,7 @@ def check_names(
     unexpected = sorted(found - expected.keys() - {HEAD})
     surplus = unused(spec) if spec.gemma4 is not None else SURPLUS.get(spec.architecture, ())
     unexpected = [name for name in unexpected if not name.startswith(surplus)]
+    unexpected = [name for name in unexpected if not is_cache_scale(name)]
     if unexpected:
         raise ModelError(
             f"the checkpoint holds {_listing(unexpected)}, which a {spec.architecture} model of "
@@ -157,6 +159,8 @@ def check_names(
 
 def check_shape(expected: dict[str, tuple[int, ...]], name: str, shape: Iterable[int]) -> None:
     """Raise ModelError if tensor *name* does not have the shape that the spec implies."""
+    if is_cache_scale(name):  # one, or one a KV head: the layer sees to that
+        return
     wanted = expected[EMBEDDING if name == HEAD else name]
     if tuple(shape) != wanted:
         raise ModelError(

@@ -8,6 +8,7 @@ works is the worker's to find out.
 
 import ctypes
 import importlib.util
+import itertools
 import logging
 import os
 from collections.abc import Mapping
@@ -24,15 +25,45 @@ logger = logging.getLogger(__name__)
 Device = Literal["cpu", "cuda"]
 
 
-def find_device(wanted: str) -> Device:
+def find_device(wanted: str, ranks: int = 1) -> Device:
     """Return the device for ``--device`` *wanted* (auto, cpu or cuda) on this machine.
 
-    Raises ConfigError for cuda where there is none. auto with a GPU that the installed packages
-    cannot use is the CPU, and a warning.
+    Raises ConfigError for cuda where there is none, and if there are fewer GPUs than *ranks*. auto
+    with a GPU that the installed packages cannot use is the CPU, and a warning.
     """
     if wanted == "cpu":
         return "cpu"
-    return choose(wanted, missing_gpu(), missing_package())
+    device = choose(wanted, missing_gpu(), missing_package())
+    if device == "cuda":
+        check_number(ranks, num_gpus())
+    return device
+
+
+def check_number(ranks: int, num_visible: int | None) -> None:
+    """Raise ConfigError unless each of *ranks* can have a GPU of its own; None: not known."""
+    if num_visible is not None and ranks > num_visible:
+        seen = "1 GPU is" if num_visible == 1 else f"{num_visible} GPUs are"
+        raise ConfigError(
+            f"{ranks} workers (--tensor-parallel-size, --pipeline-parallel-size) need a GPU each, "
+            f"and {seen} visible here (CUDA_VISIBLE_DEVICES may hide others)"
+        )
+
+
+def num_gpus(environment: Mapping[str, str] = os.environ, dev: Path = Path("/dev")) -> int | None:
+    """Return how many NVIDIA GPUs this process can see; None if it cannot be known so."""
+    if (dev / "dxg").exists():
+        return None
+    num_nodes = _num_nodes(dev)
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return num_nodes
+    entries = [entry.strip() for entry in visible.split(",")]
+    seen = itertools.takewhile(lambda entry: _is_visible(entry, num_nodes), entries)
+    return len(list(seen))
+
+
+def _num_nodes(dev: Path) -> int:
+    return sum(node.name[6:].isdigit() for node in dev.glob("nvidia[0-9]*"))
 
 
 def choose(wanted: str, no_gpu: str | None, no_package: str | None) -> Device:
@@ -53,7 +84,7 @@ def missing_gpu(
     library: str = DRIVER_LIBRARY,
 ) -> str | None:
     """Return why this process can see no NVIDIA GPU; None if it can see one."""
-    num_nodes = sum(node.name[6:].isdigit() for node in dev.glob("nvidia[0-9]*"))
+    num_nodes = _num_nodes(dev)
     is_wsl = (dev / "dxg").exists()  # Windows' driver has one node for all devices
     if not is_wsl and (num_nodes == 0 or not (dev / "nvidiactl").exists()):
         return f"there is no NVIDIA GPU here (no {dev}/nvidiactl with a {dev}/nvidia0)"

@@ -10,7 +10,8 @@ OCP Microscaling Formats (MX) 1.0. A code is sign, two bits of exponent and one 
 import torch
 from torch import Tensor
 
-VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+from zlm.ops.block_matrix import E2M1, BlockMatrix
+
 BIAS = 127
 PIECE_BLOCKS = 1 << 20  # dequantized at a time: 32 Mi values
 
@@ -20,11 +21,10 @@ def dequantize(blocks: Tensor, scales: Tensor) -> Tensor:
 
     Raises ValueError if the shapes do not agree.
     """
-    if blocks.dim() != 4 or blocks.shape[:3] != scales.shape:
-        raise ValueError(f"blocks and scales have shapes {[*blocks.shape]} and {[*scales.shape]}")
+    _check(blocks, scales)
     experts, rows, groups, width = blocks.shape
     codes, exponents = blocks.view(-1, width), scales.view(-1, 1)
-    values = torch.tensor(VALUES + tuple(-v for v in VALUES), device=blocks.device)
+    values = torch.tensor(E2M1, device=blocks.device)
     out = torch.empty(len(codes), width, 2, dtype=torch.bfloat16, device=blocks.device)
     for start in range(0, len(codes), PIECE_BLOCKS):
         piece = slice(start, start + PIECE_BLOCKS)
@@ -32,3 +32,20 @@ def dequantize(blocks: Tensor, scales: Tensor) -> Tensor:
         for half, code in enumerate((codes[piece] & 15, codes[piece] >> 4)):
             out[piece, :, half] = (values[code.int()] * factors).to(torch.bfloat16)
     return out.view(experts, rows, groups * width * 2)
+
+
+def matrix(blocks: Tensor, scales: Tensor) -> BlockMatrix:
+    """Return the weights of all experts on top of each other, [E N, 32 G], as they are.
+
+    Raises ValueError if the shapes do not agree.
+    """
+    _check(blocks, scales)
+    codes = torch.stack((blocks & 15, blocks >> 4), -1)
+    groups = blocks.shape[2]
+    factors = torch.exp2(scales.float() - BIAS).view(-1, groups)
+    return BlockMatrix(codes.view(len(factors), -1), factors, None, (1, 32), floats=True)
+
+
+def _check(blocks: Tensor, scales: Tensor) -> None:
+    if blocks.dim() != 4 or blocks.shape[:3] != scales.shape:
+        raise ValueError(f"blocks and scales have shapes {[*blocks.shape]} and {[*scales.shape]}")
