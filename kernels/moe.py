@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from zlm.kernels.chain import begin
+from zlm.kernels.launch import cdiv, direct, power_of_two
 from zlm.kernels.linear_epilogue import ACTIVATIONS, activate
 
 CLAMPED = tl.constexpr(3)  # of a kernel's KIND, beside those of ACTIVATIONS
@@ -89,6 +90,19 @@ def reference(
 
 
 @triton.jit
+def gated(acc, acc_up, KIND: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
+    """Return what the activation KIND makes of gate and up, float32."""
+    if KIND == CLAMPED:
+        acc = tl.minimum(acc, LIMIT)
+        acc_up = tl.minimum(tl.maximum(acc_up, -LIMIT), LIMIT)
+        acc = (acc_up + 1.0) * acc / (1.0 + tl.exp(-ALPHA * acc))
+    else:
+        acc = activate(acc, KIND) * acc_up
+    return acc
+
+
+@direct
+@triton.jit
 def _expert_kernel(
     p_x, p_w, p_bias, p_shares, p_out, p_order, p_tiles,
     x_stride, expert_stride, w_stride, out_stride, N, TOP,
@@ -129,12 +143,8 @@ def _expert_kernel(
             acc += tl.load(p_row, mask=b_in_n, other=0.0).to(tl.float32)[None, :]
             if KIND:
                 acc_up += tl.load(p_row + N, mask=b_in_n, other=0.0).to(tl.float32)[None, :]
-        if KIND == CLAMPED:
-            acc = tl.minimum(acc, LIMIT)
-            acc_up = tl.minimum(tl.maximum(acc_up, -LIMIT), LIMIT)
-            acc = (acc_up + 1.0) * acc / (1.0 + tl.exp(-ALPHA * acc))
-        elif KIND:
-            acc = activate(acc, KIND) * acc_up
+        if KIND:
+            acc = gated(acc, acc_up, KIND, LIMIT, ALPHA)
         else:
             acc = acc * tl.load(p_shares + b_pair, mask=b_in_m, other=0.0)[:, None]
         p_to = p_out + b_pair[:, None] * out_stride + b_n[None, :]
@@ -142,6 +152,7 @@ def _expert_kernel(
         tl.store(p_to, acc.to(p_out.dtype.element_ty), mask=b_in)
 
 
+@direct
 @triton.jit
 def _combine_kernel(
     p_pairs, p_residual, p_out, residual_stride, out_stride, N,
@@ -218,8 +229,8 @@ def combine(pairs: Tensor, residual: Tensor, *, out: Tensor, pdl: bool = False) 
     assert residual.stride(1) == 1 and out.stride(1) == 1
     if not tokens:
         return
-    block = min(COMBINE_BLOCK, triton.next_power_of_2(width))
-    _combine_kernel[(tokens, triton.cdiv(width, block))](
+    block = min(COMBINE_BLOCK, power_of_two(width))
+    _combine_kernel[(tokens, cdiv(width, block))](
         pairs, residual, out, residual.stride(0), out.stride(0), width,
         TOP=pairs.shape[0] // tokens, BLOCK=block, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
@@ -246,10 +257,10 @@ def _launch(
         bias is None or bias.stride(1) == 1
     )
     BM, BN, BK, stages, warps = setting
-    BK = min(BK, max(16, triton.next_power_of_2(K)))
+    BK = min(BK, max(16, power_of_two(K)))
     if not tiles.shape[0]:
         return
-    _expert_kernel[(triton.cdiv(N, BN), tiles.shape[0])](
+    _expert_kernel[(cdiv(N, BN), tiles.shape[0])](
         x, weight, bias, shares, out, order, tiles,
         x.stride(0), weight.stride(0), weight.stride(1), out.stride(0), N, top,
         K=K, BM=BM, BN=BN, BK=BK, WHOLE=K % BK == 0, KIND=kind, LIMIT=activation.limit,

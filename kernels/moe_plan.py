@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from zlm.kernels.chain import begin
+from zlm.kernels.launch import direct, power_of_two
 
 CHUNK = 256  # pairs that a program of ``plan`` looks at together
 TILE_INTS = 3  # of a tile in the list
@@ -39,6 +40,7 @@ def num_tiles(pairs: int, experts: int, rows: int) -> int:
     return min(pairs, pairs // rows + min(experts, pairs))
 
 
+@direct
 @triton.jit
 def _route_kernel(
     p_logits, p_experts, p_shares, stride,
@@ -68,6 +70,7 @@ def _route_kernel(
     tl.store(p_shares + i_token * K + i_k, b_shares, mask=i_k < K)
 
 
+@direct
 @triton.jit(do_not_specialize=["pairs", "num_tiles"])
 def _plan_kernel(
     p_experts, p_order, p_tiles, pairs, num_tiles,
@@ -118,7 +121,7 @@ def route(
     if tokens:
         _route_kernel[(tokens,)](
             logits, experts, shares, logits.stride(0), E=count,
-            E_PAD=triton.next_power_of_2(count), K=chosen, K_PAD=triton.next_power_of_2(chosen),
+            E_PAD=power_of_two(count), K=chosen, K_PAD=power_of_two(chosen),
             NORMALIZE=normalize, PDL=pdl, num_warps=1, launch_pdl=pdl,
         )  # fmt: skip
 
@@ -134,9 +137,9 @@ def plan(
     assert order.shape == (pairs,) and experts.is_contiguous() and tiles.is_contiguous()
     assert tiles.shape == (num_tiles(pairs, count, rows), TILE_INTS)
     if pairs:
-        chunk = min(CHUNK, max(16, triton.next_power_of_2(pairs)))
+        chunk = min(CHUNK, max(16, power_of_two(pairs)))
         _plan_kernel[(count + 1,)](
             experts, order, tiles, pairs, tiles.shape[0], E=count,
-            E_PAD=triton.next_power_of_2(count + 1), BM=rows, CHUNK=chunk, PDL=pdl,
+            E_PAD=power_of_two(count + 1), BM=rows, CHUNK=chunk, PDL=pdl,
             num_warps=4, launch_pdl=pdl,
         )  # fmt: skip

@@ -58,16 +58,41 @@ def test_stack_keeps_what_is_quantized_alike() -> None:
     [
         random_matrix(block=(1, 8)),
         random_matrix(block=(2, 4)),
-        BlockMatrix(torch.ones(6, 16, dtype=torch.int8), torch.ones(6, 4), None, (1, 4)),
-        torch.rand(6, 16),
+        BlockMatrix(torch.ones(6, 16, dtype=torch.int8), torch.ones(6, 2), None, (1, 8)),
     ],
+)
+def test_stack_of_different_codes_is_quantized_finely(other: BlockMatrix) -> None:
+    first = random_matrix()
+    both = stack([first, other], torch.float32)
+    assert isinstance(both, BlockMatrix) and both.block == (1, 4)
+    parts = first.dequantize(torch.float32), other.dequantize(torch.float32)
+    assert torch.equal(both.dequantize(torch.float32), torch.cat(parts))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.rand(6, 16),
+        BlockMatrix(torch.ones(6, 16).to(torch.float8_e4m3fn), torch.ones(6, 1), None, (1, 16)),
+        BlockMatrix(torch.full((6, 16), -128).to(torch.uint8), torch.ones(6, 4), None, (1, 4)),
+    ],
+    ids=["tensor", "float8", "large"],
 )
 def test_stack_of_different_kinds_is_a_tensor(other: BlockMatrix | torch.Tensor) -> None:
     first = random_matrix()
-    both = stack(
-        [first, other], torch.bfloat16 if isinstance(other, BlockMatrix) else torch.float32
-    )
+    first = BlockMatrix(first.codes.to(torch.int8), first.scales, first.offsets, first.block)
+    both = stack([first, other], torch.float32)
     assert isinstance(both, torch.Tensor) and both.shape == (12, 16)
+
+
+def test_float8_rows_and_stack_by_rows() -> None:
+    codes = torch.randn(6, 16).to(torch.float8_e4m3fn)
+    matrix = BlockMatrix(codes, torch.rand(2, 2), None, (4, 8))
+    order = torch.tensor([3, 1, 5])
+    both = stack([matrix.by_rows().rows(order), matrix], torch.float32)
+    wide = matrix.dequantize(torch.float32)
+    assert isinstance(both, BlockMatrix)
+    assert torch.equal(both.dequantize(torch.float32), torch.cat([wide[order], wide]))
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

@@ -3,9 +3,17 @@
 import pytest
 import torch
 
+from zlm.ops import cpu_quantized
 from zlm.ops.block_matrix import BlockMatrix
 from zlm.ops.cpu import CpuOps
-from zlm.ops.cpu_quantized import FEW_ROWS, EightBits, FourBits, hadamard, is_usable
+from zlm.ops.cpu_quantized import (
+    FEW_ROWS,
+    HEAD_ROWS,
+    EightBits,
+    FourBits,
+    hadamard,
+    is_usable,
+)
 
 pytestmark = pytest.mark.skipif(not is_usable(), reason="this CPU or torch lacks the products")
 
@@ -111,3 +119,20 @@ def test_what_is_not_quantized_alike_is_computed_all_the_same() -> None:
     ours = OPS.gated(gate, up, None, None, "silu")(x)
     g, u = x.float() @ gate.dequantize(torch.float32).t(), x.float() @ up.float().t()
     assert error(ours, torch.nn.functional.silu(g) * u) < NEAR
+
+
+@pytest.mark.parametrize(("rows", "most"), [(FEW_ROWS, 0.01), (2 * HEAD_ROWS + 3, 0.02)])
+def test_a_large_head_of_8_bits(monkeypatch: pytest.MonkeyPatch, rows: int, most: float) -> None:
+    """One row of zeros, one with a number that stands out; more than are multiplied at a time."""
+    monkeypatch.setattr(cpu_quantized, "LARGE_HEAD_BYTES", 1000)
+    matrix = quantized(96, 64, bits=8)
+    x = torch.randn(rows, 64).bfloat16()
+    x[0], x[1, 3] = 0, 300
+    exact = x.double() @ matrix.dequantize(torch.float32).double().t()
+    head = WIDE.lm_head(matrix, 0.0)
+    assert isinstance(head.packed, cpu_quantized.HeadProduct)
+    logits = head(x)
+    assert logits.dtype == torch.float32 and not logits[0].any()
+    off = (logits - exact).norm(dim=1) / exact.norm(dim=1).clamp(min=1e-9)
+    assert off.max() < most
+    assert not cpu_quantized.HeadProduct.takes(quantized(96, 64)), "4 bits have products of theirs"

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from zlm.ops.batch import StepBatch
-from zlm.ops.block_matrix import Weight
+from zlm.ops.block_matrix import Rows, Weight, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,29 @@ class GatedProduct(Protocol):
 class ExpertWeights:
     """One expert of a mixture: down(act(gate(x)) * up(x)). All biases or none."""
 
-    gate: Tensor  # [I, H]
-    up: Tensor  # [I, H]
-    down: Tensor  # [H, I]
+    gate: Weight  # [I, H]
+    up: Weight  # [I, H]
+    down: Weight  # [H, I]
     gate_bias: Tensor | None = None  # [I]
     up_bias: Tensor | None = None  # [I]
     down_bias: Tensor | None = None  # [H]
+
+    def plain(self, dtype: torch.dtype) -> "PlainExpert":
+        """Return the same with tensors: of what is quantized, in *dtype*."""
+        gate, up, down = (plain(weight, dtype) for weight in (self.gate, self.up, self.down))
+        return PlainExpert(gate, up, down, self.gate_bias, self.up_bias, self.down_bias)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainExpert:
+    """``ExpertWeights`` that are tensors."""
+
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    gate_bias: Tensor | None
+    up_bias: Tensor | None
+    down_bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +170,11 @@ class Ops(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The compute type: of weights, products and keys."""
+        """The compute type: of weights and products."""
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """The type of keys and values in the cache: the compute type, or another."""
 
     @property
     def needs_lengths(self) -> bool:
@@ -182,10 +203,13 @@ class Ops(Protocol):
     ) -> GatedProduct:
         """Make the product with *gate* and *up* [I, K]; activation: silu or gelu_tanh."""
 
+    def join(self, gated: GatedProduct, down: Product) -> None:
+        """Tell that all that *gated* gives goes to *down*: it may have another form then."""
+
     def experts(self, mixture: Mixture, read: Callable[[int], ExpertWeights]) -> Experts:
         """Make the experts whose weights *read* gives, one after another, once each."""
 
-    def embedding(self, weight: Weight, scale: float, dtype: torch.dtype) -> Embedding:
+    def embedding(self, weight: Weight | Rows, scale: float, dtype: torch.dtype) -> Embedding:
         """Make the lookup in *weight* [V, H] whose result is of *dtype*."""
 
     def lm_head(self, weight: Weight, softcap: float) -> LMHead:
@@ -203,6 +227,7 @@ class Ops(Protocol):
         sinks: Tensor | None = None,
         value_norm: bool = False,
         reads_only: bool = False,
+        kv_scales: Tensor | None = None,
     ) -> PagedAttention:
         """Make a layer's attention; q_norm, k_norm: float32 final weights, both or neither.
 
@@ -210,6 +235,7 @@ class Ops(Protocol):
         float32 [Hq], a score of each head that takes its share of the softmax and gives nothing.
         value_norm: each head of v is normed too, with no weight. reads_only: rows are [T', Hq * D],
         queries alone, and the step's keys and values are in the cache already (k_norm is None).
+        kv_scales: float32 [2, Hkv], by which keys and values are divided in a cache of e4m3.
         """
 
     # ----------------------------------------------------------------------------------- of a step

@@ -32,6 +32,8 @@ from zlm.ops.backend import Norm
 from zlm.ops.block_matrix import PIECE_VALUES, BlockMatrix, Weight, plain, take_rows
 from zlm.ops.cpu_linear import activate
 
+HEAD_ROWS = 32  # rows that a large head multiplies at a time: their logits are large, too
+LARGE_HEAD_BYTES = 128 << 20  # in bfloat16
 FEW_ROWS = 8  # up to which the 4-bit codes are faster
 GROUPS = (32, 64, 128, 256)  # columns of a group that torch's 4-bit product has
 ROW_MULTIPLE = 16  # of a weight's rows, for the same
@@ -103,12 +105,39 @@ class FourBits:
         fits = rows % ROW_MULTIPLE == 0 and matrix.block[1] in GROUPS and matrix.block[0] == 1
         whole = columns % matrix.block[1] == 0 and matrix.order is None
         has = hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
-        few = int(matrix.codes.max()) < 16 and int(matrix.codes.min()) >= 0
-        return fits and whole and has and few
+        if not (fits and whole and has) or matrix.codes.is_floating_point():
+            return False
+        return int(matrix.codes.max()) < 16 and int(matrix.codes.min()) >= 0
 
     def __call__(self, x: Tensor) -> Tensor:
         product: Tensor = self._multiply(x, self._packed, self._group, self._scales)
         return product
+
+
+class HeadProduct:
+    """The product with a large head, float32, of weights of 8 bits: half of what bfloat16 takes.
+
+    Few rows of activations have 16 bits: each is rounded to 8, and what is left over to 8 more, as
+    a row of its own. That costs little while the weights' bytes are what takes the time. Gemma 3
+    270M over a text, mean KL divergence from float32 (2026-11): 0.0043 so, 0.0051 with 8 bits, as
+    more rows have, and 0.0043 with a head of bfloat16, 168 MB more.
+    """
+
+    def __init__(self, matrix: BlockMatrix) -> None:
+        self._bits = EightBits(matrix)
+
+    @staticmethod
+    def takes(matrix: BlockMatrix) -> bool:
+        """Tell whether *matrix* is worth it: large, and with codes of more than 4 bits."""
+        is_large = 2 * matrix.codes.numel() >= LARGE_HEAD_BYTES
+        return is_large and not FourBits.takes(matrix)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [S, V] float32 for x [S, H]."""
+        if x.shape[0] <= FEW_ROWS:
+            return self._bits.finely(x)
+        parts = [self._bits.coarsely(part) for part in x.split(HEAD_ROWS)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class EightBits:
@@ -137,16 +166,33 @@ class EightBits:
         self._multiply = torch.ops.onednn.qlinear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
+        return self.coarsely(x).bfloat16()
+
+    def coarsely(self, x: Tensor) -> Tensor:
+        """Return the product, float32, with x rounded to 8 bits."""
         x = self._rotate(x.float())
         # Of 8 ways to round in torch's operations the fastest: 84 us for [32, 576], and 112 with
         # vector_norm and round_. A positive number's conversion to uint8 is its floor.
         scales = x.abs().amax(1, keepdim=True).clamp_(min=TINY).div_(127)
         codes = x.div_(scales).add_(MIDDLE + 0.5).to(torch.uint8)
+        return self._product(codes).mul_(scales)
+
+    def finely(self, x: Tensor) -> Tensor:
+        """Return the product, float32, with x rounded to 16 bits."""
+        x = self._rotate(x.float())
+        scales = x.abs().amax(1, keepdim=True).clamp_(min=TINY).div_(127)
+        coarse = x.div_(scales).round()
+        rest = x.sub_(coarse).mul_(2 * 127)
+        codes = torch.cat((coarse, rest)).add_(MIDDLE + 0.5).to(torch.uint8)
+        high, low = self._product(codes).chunk(2)
+        return high.add_(low, alpha=1 / (2 * 127)).mul_(scales)
+
+    def _product(self, codes: Tensor) -> Tensor:
         product: Tensor = self._multiply(
             codes, 1.0, MIDDLE, self._packed, self._scales, self._zeros,
             None, 1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
-        return product.mul_(scales).bfloat16()
+        return product
 
     def _rotate(self, rows: Tensor) -> Tensor:
         rotated = rows.reshape(-1, self._rotation.shape[0]) @ self._rotation

@@ -7,6 +7,7 @@ attention "sdpa", whose steps with rows of many tokens need ``query_lens`` and `
 On a CPU (``torch.device("cpu")``) it runs in Triton's interpreter, which is how it is tested.
 """
 
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -15,14 +16,25 @@ from torch import Tensor
 from zlm.errors import ConfigError, ModelError
 from zlm.kernels import embedding, rms_norm
 from zlm.kernels.attention_decode_plan import DecodeWorkspace
-from zlm.ops import gpu_attention, gpu_gathered, kv_cache
-from zlm.ops.backend import ExpertWeights, Geometry, LMHead, Mixture, Norm, Product
+from zlm.kernels.quantized_codes import Codes
+from zlm.ops import gpu_attention, gpu_gathered, gpu_packing, gpu_quantized, kv_cache
+from zlm.ops.backend import (
+    Embedding,
+    ExpertWeights,
+    GatedProduct,
+    Geometry,
+    LMHead,
+    Mixture,
+    Norm,
+    Product,
+)
 from zlm.ops.batch import StepBatch
-from zlm.ops.block_matrix import Weight, plain, stack
+from zlm.ops.block_matrix import BlockMatrix, Rows, Weight, plain, stack
 from zlm.ops.gpu_attention import GpuPagedAttention, GpuPlan, Prefill
 from zlm.ops.gpu_experts import GpuExperts
 from zlm.ops.gpu_fixed import FixedGatedProduct, FixedProduct
 from zlm.ops.gpu_linear import GpuGatedProduct, GpuLMHead, GpuNorm, GpuProduct
+from zlm.ops.gpu_quantized import Means, QuantizedEmbedding, QuantizedGated, QuantizedProduct
 
 ATTENTIONS = ("triton", "sdpa")
 MOST_HEAD_DIM = 512  # of attention's kernels: their settings end there
@@ -31,10 +43,11 @@ MOST_HEAD_DIM = 512  # of attention's kernels: their settings end there
 class GpuOps:
     """See ``zlm.ops.backend.Ops``. Owns the scratch of decode attention, one for each geometry.
 
-    attention: "triton", or "sdpa" for cards before sm80, where Triton has no matrix products: no
-    kernel then uses them. deterministic: a token's results have the same bits whatever else is in
-    the step and however its prompt was cut in chunks; slower. pdl: kernels start before the one
-    before them has ended (``zlm.kernels.chain``; sm90 on).
+    kv_dtype: of keys and values in the cache: *dtype* (None), or e4m3. attention: "triton", or
+    "sdpa" for cards before sm80, where Triton has no matrix products: no kernel then uses them.
+    deterministic: a token's results have the same bits whatever else is in the step and however its
+    prompt was cut in chunks; slower. pdl: kernels start before the one before them has ended
+    (``zlm.kernels.chain``; sm90 on).
     """
 
     def __init__(
@@ -42,6 +55,7 @@ class GpuOps:
         device: torch.device,
         dtype: torch.dtype,
         *,
+        kv_dtype: torch.dtype | None = None,
         attention: str = "triton",
         deterministic: bool = False,
         pdl: bool = False,
@@ -51,10 +65,12 @@ class GpuOps:
             raise ConfigError("--deterministic needs --attention-backend triton, not sdpa")
         self.device = device
         self.dtype = dtype
+        self.kv_dtype = kv_dtype or dtype
         self.needs_lengths = attention == "sdpa"
         self._gathers = attention == "sdpa"
         self._fixed = deterministic
         self.pdl = pdl
+        self._embedded: tuple[weakref.ref[Tensor], Codes] | None = None
         self._workspaces: dict[Geometry, DecodeWorkspace] = {}
         if dtype == torch.float16:
             # Partial sums of a product may pass 65,504 where the product does not.
@@ -64,9 +80,12 @@ class GpuOps:
         return GpuNorm(weight, eps, self.dtype, pdl=self.pdl)
 
     def linear(self, weight: Weight, bias: Tensor | None = None, *, wide: bool = False) -> Product:
+        dtype = torch.float32 if wide else self.dtype
+        codes, order = self._packed(weight)
+        if codes is not None:
+            return QuantizedProduct(codes, order, bias, self._means(dtype))
         kind = FixedProduct if self._fixed else GpuProduct
-        tensor = plain(weight, self.dtype)
-        return kind(tensor, bias, torch.float32 if wide else self.dtype, pdl=self.pdl)
+        return kind(plain(weight, self.dtype), bias, dtype, pdl=self.pdl)
 
     def gated(
         self,
@@ -75,18 +94,30 @@ class GpuOps:
         gate_bias: Tensor | None,
         up_bias: Tensor | None,
         activation: str,
-    ) -> GpuGatedProduct | FixedGatedProduct:
+    ) -> GatedProduct:
         bias = None
         if gate_bias is not None and up_bias is not None:
             bias = torch.cat((gate_bias, up_bias))
+        both = stack([gate, up], self.dtype)
+        codes, order = self._packed(both)
+        if codes is not None:
+            return QuantizedGated(codes, order, bias, activation, self._means(self.dtype))
         kind = FixedGatedProduct if self._fixed else GpuGatedProduct
-        both = plain(stack([gate, up], self.dtype), self.dtype)
-        return kind(both, bias, activation, pdl=self.pdl)
+        return kind(plain(both, self.dtype), bias, activation, pdl=self.pdl)
+
+    def join(self, gated: GatedProduct, down: Product) -> None:
+        gpu_quantized.join(gated, down)
 
     def experts(self, mixture: Mixture, read: Callable[[int], ExpertWeights]) -> GpuExperts:
-        return GpuExperts(mixture, read, self.device, fixed=self._fixed, pdl=self.pdl)
+        return GpuExperts(mixture, read, self.device, self.dtype, fixed=self._fixed, pdl=self.pdl)
 
-    def embedding(self, weight: Weight, scale: float, dtype: torch.dtype) -> "GpuEmbedding":
+    def embedding(self, weight: Weight | Rows, scale: float, dtype: torch.dtype) -> Embedding:
+        assert isinstance(weight, Tensor | BlockMatrix), "a GPU has all rows"
+        codes, order = self._packed(weight)
+        if codes is not None and order is None:
+            assert isinstance(weight, BlockMatrix)
+            self._embedded = weakref.ref(weight.codes), codes
+            return QuantizedEmbedding(codes, scale, dtype, self.dtype, pdl=self.pdl)
         return GpuEmbedding(plain(weight, self.dtype), scale, dtype, pdl=self.pdl)
 
     def lm_head(self, weight: Weight, softcap: float) -> LMHead:
@@ -104,6 +135,7 @@ class GpuOps:
         sinks: Tensor | None = None,
         value_norm: bool = False,
         reads_only: bool = False,
+        kv_scales: Tensor | None = None,
     ) -> GpuPagedAttention:
         if geometry.head_dim > MOST_HEAD_DIM:
             raise ModelError(
@@ -121,6 +153,7 @@ class GpuOps:
             sinks=sinks,
             value_norm=value_norm,
             reads_only=reads_only,
+            kv_scales=kv_scales,
             pdl=self.pdl,
         )
 
@@ -183,10 +216,10 @@ class GpuOps:
     def allocate_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> Tensor:
-        if dtype != self.dtype:
-            names = [str(kind).removeprefix("torch.") for kind in (dtype, self.dtype)]
+        if dtype not in (self.dtype, kv_cache.FP8):
+            name, own = (str(kind).removeprefix("torch.") for kind in (dtype, self.dtype))
             raise ConfigError(
-                f"--kv-cache-dtype {names[0]}: on a GPU the cache has the compute type, {names[1]}"
+                f"--kv-cache-dtype {name}: on a GPU the cache is of the compute type, {own}, or fp8"
             )
         shape = (num_blocks, num_kv_heads, 2, block_size, head_dim)
         return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -203,13 +236,26 @@ class GpuOps:
         if self.device.type == "cuda":  # from memory that is not pinned the host would wait
             places = places.pin_memory()
         source, target = places.to(self.device, non_blocking=True)
-        for cache in caches:
+        for cache in map(kv_cache.raw, caches):
             cache.index_copy_(0, target, cache.index_select(0, source))
+
+    def _packed(self, weight: Weight) -> tuple[Codes | None, Tensor | None]:
+        """Return *weight* as kernels of quantized weights read it, if they can, and its order."""
+        if not isinstance(weight, BlockMatrix):
+            return None, None
+        order = None if weight.order is None else weight.order.to(self.device)
+        embedded = self._embedded
+        if embedded is not None and embedded[0]() is weight.codes:  # a tied head
+            return embedded[1], order
+        return gpu_packing.pack(weight, self.device), order
+
+    def _means(self, dtype: torch.dtype) -> Means:
+        return Means(dtype, self.dtype, self._fixed, not self._gathers, self.pdl)
 
     def _workspace(self, geometry: Geometry) -> DecodeWorkspace:
         if geometry not in self._workspaces:
             self._workspaces[geometry] = gpu_attention.workspace(
-                geometry, self.dtype, self.device, use_dot=not self._gathers
+                geometry, self.dtype, self.kv_dtype, self.device, use_dot=not self._gathers
             )
         return self._workspaces[geometry]
 

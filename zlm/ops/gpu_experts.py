@@ -1,17 +1,21 @@
 """A mixture of experts on the GPU: routing, products over tiles of each expert's rows, their sum.
 
 Five launches (``zlm.kernels.moe_plan``, ``zlm.kernels.moe``), whose grids depend on shapes alone.
+Where all experts are quantized alike their codes are kept (``zlm.kernels.quantized_moe``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from zlm.errors import ModelError
-from zlm.kernels import moe, moe_plan
+from zlm.kernels import moe, moe_plan, quantized_moe
 from zlm.kernels.moe import Activation, ExpertTensors
+from zlm.kernels.quantized_moe import ExpertCodes
+from zlm.ops import gpu_packing
 from zlm.ops.backend import ExpertWeights, Mixture
+from zlm.ops.block_matrix import BlockMatrix, Weight, stack
 
 MATRIX_UNITS = (8, 0)  # compute capability from which Triton has ``tl.dot``
 
@@ -27,6 +31,7 @@ class GpuExperts:
         mixture: Mixture,
         read: Callable[[int], ExpertWeights],
         device: torch.device,
+        dtype: torch.dtype,
         *,
         fixed: bool,
         pdl: bool,
@@ -37,35 +42,98 @@ class GpuExperts:
                 "newer; --device cpu computes it anywhere"
             )
         self.mixture = mixture
-        self.weights = _stack(read, mixture.count, device)
+        first = read(0)
+        again = read
+        codes: ExpertCodes | None = None
+        if isinstance(first.gate, BlockMatrix):
+            experts = [first, *(read(index) for index in range(1, mixture.count))]
+            codes = _codes(experts, device)
+            again = experts.__getitem__
+        self.weights: ExpertTensors | ExpertCodes
+        self.weights = codes or _stack(first, again, mixture.count, device, dtype)
         self.activation = Activation(mixture.activation, mixture.limit, mixture.alpha)
         self.fixed = fixed
         self.pdl = pdl
 
     def __call__(self, x: Tensor, logits: Tensor, residual: Tensor) -> Tensor:
-        mixture, weights, pdl = self.mixture, self.weights, self.pdl
+        mixture, pdl = self.mixture, self.pdl
         tokens, top = x.shape[0], mixture.chosen
-        pairs, (hidden, width) = tokens * top, weights.down.shape[1:]
-        setting = moe.tile_setting(x.dtype, pairs, mixture.count, fixed=self.fixed)
+        pairs = tokens * top
+        rows = self._tile_rows(x.dtype, pairs)
         experts = torch.empty((tokens, top), dtype=torch.int32, device=x.device)
         shares = torch.empty((tokens, top), dtype=torch.float32, device=x.device)
         order = torch.empty(pairs, dtype=torch.int32, device=x.device)
-        size = moe_plan.num_tiles(pairs, mixture.count, setting[0]), moe_plan.TILE_INTS
+        size = moe_plan.num_tiles(pairs, mixture.count, rows), moe_plan.TILE_INTS
         tiles = torch.empty(size, dtype=torch.int32, device=x.device)
         moe_plan.route(logits, normalize=mixture.normalize, experts=experts, shares=shares, pdl=pdl)
-        moe_plan.plan(experts, mixture.count, setting[0], order=order, tiles=tiles, pdl=pdl)
-        gated = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
-        moe.inner(x, weights, order, tiles, setting, self.activation, out=gated, pdl=pdl)
-        results = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)
-        moe.outer(gated, weights, shares, order, tiles, setting, out=results, pdl=pdl)
+        moe_plan.plan(experts, mixture.count, rows, order=order, tiles=tiles, pdl=pdl)
+        results = self._products(x, shares, order, tiles)
         moe.combine(results, residual, out=residual, pdl=pdl)
         return residual
 
+    def _tile_rows(self, dtype: torch.dtype, pairs: int) -> int:
+        count, fixed = self.mixture.count, self.fixed
+        if isinstance(self.weights, ExpertCodes):
+            return quantized_moe.tile_rows(pairs, count, fixed=fixed)
+        return moe.tile_setting(dtype, pairs, count, fixed=fixed)[0]
 
-def _stack(read: Callable[[int], ExpertWeights], count: int, device: torch.device) -> ExpertTensors:
-    """Return the weights of all experts, each read once and copied to its place."""
-    first = read(0)
-    (width, hidden), dtype = first.gate.shape, first.gate.dtype
+    def _products(self, x: Tensor, shares: Tensor, order: Tensor, tiles: Tensor) -> Tensor:
+        """Return what the experts make of every pair of token and expert, [T k, H]."""
+        weights, pdl, pairs = self.weights, self.pdl, order.shape[0]
+        results = torch.empty((pairs, x.shape[1]), dtype=x.dtype, device=x.device)
+        if isinstance(weights, ExpertCodes):
+            gated = torch.empty((pairs, weights.down.shape[1]), dtype=x.dtype, device=x.device)
+            rows = self._tile_rows(x.dtype, pairs)
+            quantized_moe.inner(x, weights, order, tiles, rows, self.activation, out=gated, pdl=pdl)
+            quantized_moe.outer(gated, weights, shares, order, tiles, rows, out=results, pdl=pdl)
+            return results
+        setting = moe.tile_setting(x.dtype, pairs, self.mixture.count, fixed=self.fixed)
+        gated = torch.empty((pairs, weights.down.shape[2]), dtype=x.dtype, device=x.device)
+        moe.inner(x, weights, order, tiles, setting, self.activation, out=gated, pdl=pdl)
+        moe.outer(gated, weights, shares, order, tiles, setting, out=results, pdl=pdl)
+        return results
+
+
+def _codes(experts: Sequence[ExpertWeights], device: torch.device) -> ExpertCodes | None:
+    """Return the codes of all experts; None if they are not all quantized, and alike."""
+    downs: list[Weight] = [each.down for each in experts]
+    inners: list[Weight] = [weight for each in experts for weight in (each.gate, each.up)]
+    if not all(isinstance(weight, BlockMatrix) for weight in inners + downs):
+        return None
+    matrices = [stack(weights, torch.float32) for weights in (inners, downs)]
+    packed = [
+        gpu_packing.pack(matrix, device)
+        for matrix in matrices
+        if isinstance(matrix, BlockMatrix) and matrix.order is None
+    ]
+    if len(packed) < 2 or packed[0] is None or packed[1] is None:
+        return None
+    if experts[0].gate_bias is None:
+        return ExpertCodes(packed[0], packed[1])
+    return ExpertCodes(packed[0], packed[1], *_stacked_biases(experts))
+
+
+def _stacked_biases(experts: Sequence[ExpertWeights]) -> tuple[Tensor, Tensor]:
+    """Return the biases of gate and up, [E, 2 I], and of down, [E, H]."""
+    both, downs = [], []
+    for expert in experts:
+        assert expert.gate_bias is not None and expert.up_bias is not None
+        assert expert.down_bias is not None
+        both.append(torch.cat((expert.gate_bias, expert.up_bias)))
+        downs.append(expert.down_bias)
+    return torch.stack(both), torch.stack(downs)
+
+
+def _stack(
+    one: ExpertWeights,
+    read: Callable[[int], ExpertWeights],
+    count: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> ExpertTensors:
+    """Return the weights of all experts, *one* being the first, each copied to its place."""
+    first = one.plain(dtype)
+    width, hidden = first.gate.shape
 
     def empty(*shape: int) -> Tensor:
         return torch.empty((count, *shape), dtype=dtype, device=device)
@@ -74,7 +142,7 @@ def _stack(read: Callable[[int], ExpertWeights], count: int, device: torch.devic
     gate_up_bias = None if first.gate_bias is None else empty(2 * width)
     down_bias = None if first.down_bias is None else empty(hidden)
     for index in range(count):
-        expert = first if index == 0 else read(index)
+        expert = first if index == 0 else read(index).plain(dtype)
         gate_up[index, :width], gate_up[index, width:] = expert.gate, expert.up
         down[index] = expert.down
         if gate_up_bias is not None and down_bias is not None:

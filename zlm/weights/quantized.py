@@ -16,12 +16,12 @@ from torch import Tensor
 from zlm.errors import ModelError
 from zlm.layers.quantization import awq, gptq, packed, scaled
 from zlm.ops.block_matrix import BlockMatrix
+from zlm.weights.cache_scales import NAMES, UNUSED, cache_scales
+from zlm.weights.parts import chosen, read_tensor
+from zlm.weights.region import Choose
 
 if TYPE_CHECKING:
     from zlm.weights.load import Weights
-
-# Of attention's cache, where it is kept in 8 bits, which it is not.
-CACHE_SCALES = ("k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point")
 
 
 class Scheme(NamedTuple):
@@ -60,7 +60,7 @@ class QuantizedWeights:
         """See which stored tensors are one weight."""
         found = self._stored.names()
         present = set(found)
-        surplus = {*scaled.IGNORED, *CACHE_SCALES}
+        surplus = {*scaled.IGNORED, *NAMES, *UNUSED, "kv_scale"}
         parts_of: dict[str, str] = {}
         for name in found:
             base, _, part = name.rpartition(".")
@@ -73,15 +73,26 @@ class QuantizedWeights:
         for name in found:
             if name not in parts_of and name.rpartition(".")[2] not in surplus:
                 self._names[name] = None
+        self._scales = cache_scales(found)
+        self._names |= dict.fromkeys(self._scales)
 
     def names(self) -> list[str]:
         return list(self._names)
 
     def get(self, name: str) -> Tensor:
         entry = self._names[name]
+        if name in self._scales:
+            return self._stored.get(self._scales[name]).flatten()
         if entry is None:
             return self._stored.get(name)
         return self._matrix(name, *entry).dequantize(torch.float32)
+
+    def part(self, name: str, choose: Choose) -> Tensor:
+        """Return what *choose* names of tensor *name*: of one that is not quantized, no more."""
+        entry = self._names[name]
+        if entry is None and name not in self._scales:
+            return read_tensor(self._stored, name, choose)
+        return chosen(self.get(name), choose)
 
     def _matrix(self, name: str, scheme: Scheme, parts: dict[str, str]) -> BlockMatrix:
         tensors = {part: self._stored.get(full) for part, full in parts.items()}

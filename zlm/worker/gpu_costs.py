@@ -22,8 +22,10 @@ torch's attention (sdpa) gathers the longest context of a row for all its heads,
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from zlm.config import ModelSpec, Resolved, layer_heads
+from zlm.config_types import online_quantization
 from zlm.models.tensors import expected_tensors
 
 MIB = 2**20
@@ -40,6 +42,9 @@ SAMPLER_COLUMN_BYTES = 256  # a slot's parameters
 STEP_TOKEN_BYTES = 128  # ids, positions, slots of each group: integers of a step's tokens and rows
 DECODE_PROGRAMS = 8  # of decode attention on a multiprocessor; each may leave two pieces
 SDPA_QUERIES = 256  # of a call of torch's attention: rows of its mask
+SPREAD_VALUES = 1 << 26  # of a quantized weight in the compute type: ``gpu_quantized``'s pieces
+ONLINE_PRODUCTS = "_proj.weight"  # what is quantized as it is read, ``zlm.weights.online``
+ONLINE_BYTES = {"fp8": 1.0, "w4a16": 0.53}  # of a weight then, scales included
 MATRIX_UNITS = (8, 0)  # compute capability below which attention is torch's
 
 
@@ -105,6 +110,48 @@ def weight_bytes(spec: ModelSpec, element_bytes: int, max_model_len: int) -> int
     return values * element_bytes + num_tables * max_model_len * widest_head(spec) // 2 * 8
 
 
+def stored_bytes(resolved: Resolved, element_bytes: int) -> int:
+    """Return what weights of a quantized model take on one of the ranks, as far as can be told.
+
+    That is what its files hold, whose codes are kept, or as much as without quantization if there
+    are no files.
+    """
+    spec, length = resolved.spec, resolved.max_model_len
+    plain = weight_bytes(spec, element_bytes, length)
+    online = online_quantization(resolved.config, spec)
+    if online is not None:
+        products = sum(
+            math.prod(shape)
+            for name, shape in expected_tensors(spec).items()
+            if name.endswith(ONLINE_PRODUCTS) and len(shape) == 2
+        )
+        return plain - int(products * (element_bytes - ONLINE_BYTES[online]))
+    if not keeps_codes(resolved, element_bytes):
+        return plain
+    path, ranks = Path(resolved.model_path), resolved.config.parallel.tensor_parallel_size
+    files = path.glob("*.safetensors") if path.is_dir() else [path] if path.is_file() else []
+    stored = sum(file.stat().st_size for file in files) // ranks
+    return min(stored, plain) if stored else plain
+
+
+def keeps_codes(resolved: Resolved, element_bytes: int) -> bool:
+    """Tell whether products of the model are made of codes: not in float32, unless asked for."""
+    spec = resolved.spec
+    if online_quantization(resolved.config, spec) is not None:
+        return True
+    return element_bytes <= 2 and (spec.quantization is not None or spec.weights_format == "gguf")
+
+
+def quantized_step_bytes(resolved: Resolved, element_bytes: int, tokens: int) -> int:
+    """Return what products of codes take of a step beside what others do: see
+    ``zlm.ops.gpu_quantized``."""
+    if not keeps_codes(resolved, element_bytes):
+        return 0
+    spec = resolved.spec
+    rounded = tokens * (element_bytes * spec.hidden_size + spec.intermediate_size)
+    return SPREAD_VALUES * element_bytes + rounded
+
+
 def widest_head(spec: ModelSpec) -> int:
     """Return the elements of a head in the layers where it has most."""
     return max(layer_heads(spec, i)[1] for i in range(spec.num_layers))
@@ -168,12 +215,13 @@ def gathered_bytes(spec: ModelSpec, element_bytes: int) -> int:
     return needed
 
 
-def graph_bytes(spec: ModelSpec, element_bytes: int, capacities: Capacities) -> int:
+def graph_bytes(resolved: Resolved, element_bytes: int, capacities: Capacities) -> int:
     """Return what captured graphs take: one pool for all of them, and each one's nodes."""
     if not capacities.num_graphs:
         return 0
-    tokens = capacities.graph_tokens
+    spec, tokens = resolved.spec, capacities.graph_tokens
     pool = activation_bytes(spec, element_bytes, tokens, min(capacities.samples, tokens))
+    pool += quantized_step_bytes(resolved, element_bytes, tokens)
     more = NODES_OF_MIXTURE if spec.experts is not None else 0
     more += NODES_OF_GEMMA4 if spec.gemma4 is not None else 0
     nodes = spec.num_layers * (NODES_A_LAYER + more) + NODES_BESIDE
@@ -194,14 +242,15 @@ def costs(
     """
     spec = resolved.spec
     if weights is None:
-        weights = weight_bytes(spec, element_bytes, resolved.max_model_len)
+        weights = stored_bytes(resolved, element_bytes)
     step = activation_bytes(spec, element_bytes, capacities.tokens, capacities.samples)
+    step += quantized_step_bytes(resolved, element_bytes, capacities.tokens)
     attention = attention_bytes(resolved, element_bytes, capacities, card)
     return Costs(
         context=card.context_bytes,
         weights=weights,
         tables=table_bytes(resolved, capacities),
         activations=max(step, PROMPT_LOGITS_BYTES) + attention,
-        graphs=graph_bytes(spec, element_bytes, capacities),
+        graphs=graph_bytes(resolved, element_bytes, capacities),
         reserve=min(512 * MIB, card.total_bytes // 32),
     )

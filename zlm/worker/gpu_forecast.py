@@ -23,6 +23,7 @@ from zlm.worker.gpu_steps import StepShape, StepSizes
 # longer than the host takes to launch (18 ms for a prefill of 30 layers), and a graph would only
 # hold memory: that of a second step of its size.
 CAPTURE_BOUND = 8 * 10**12
+ONLINE_KINDS = tuple(gpu_costs.ONLINE_BYTES)  # of --quantization, for a plain checkpoint
 TYPICAL_CONTEXT_BYTES = 512 * MIB  # what the driver holds for a process: 0.3 to 0.6 GiB by card
 
 
@@ -69,11 +70,39 @@ def absent_card(total_bytes: int, capability: tuple[int, int]) -> Card:
 
 def forecast(resolved: Resolved, card: Card, dtype: torch.dtype) -> Forecast:
     """Return what serving *resolved* on *card* in *dtype* would come to."""
+    most = _longest(resolved, card, dtype)
     try:
-        planned = _plan(resolved, card, dtype)
+        return Forecast(card, _plan(resolved, card, dtype), longest=most)
     except ConfigError as error:
-        return Forecast(card, None, error.message, _longest(resolved, card, dtype))
-    return Forecast(card, planned, longest=_longest(resolved, card, dtype))
+        return Forecast(card, None, error.message, most)
+
+
+def longest(resolved: Resolved, card: Card, dtype: torch.dtype) -> int:
+    """Return the most tokens of a sequence, up to ``max_model_len``, that *card* has room for.
+
+    Raises ConfigError that tells what is too large, if it has none.
+    """
+    most = min(_longest(resolved, card, dtype), resolved.max_model_len)
+    if not most:
+        size = resolved.config.cache.block_size_tokens
+        _plan(msgspec.structs.replace(resolved, max_model_len=size), card, dtype)
+    return most
+
+
+def lighter(resolved: Resolved, card: Card, dtype: torch.dtype) -> list[str]:
+    """Return the flags of fewer bits, each by itself, with which it would fit *card*."""
+    config, fitting = resolved.config, []
+    cache = msgspec.structs.replace(config.cache, kv_cache_dtype="fp8")
+    ways = {"--kv-cache-dtype fp8": msgspec.structs.replace(config, cache=cache)}
+    if not gpu_costs.keeps_codes(resolved, dtype.itemsize):
+        for kind in ONLINE_KINDS:
+            model = msgspec.structs.replace(config.model, quantization=kind)
+            ways[f"--quantization {kind}"] = msgspec.structs.replace(config, model=model)
+    for flag, way in ways.items():
+        changed = msgspec.structs.replace(resolved, config=way)
+        if forecast(changed, card, dtype).plan is not None:
+            fitting.append(flag)
+    return fitting
 
 
 def concurrency(resolved: Resolved, planned: GpuPlan, tokens: int) -> int:
@@ -91,20 +120,24 @@ def _plan(resolved: Resolved, card: Card, dtype: torch.dtype) -> GpuPlan:
     sizes = StepSizes(resolved.max_num_seqs)
     limits = capacities(resolved, sizes, prefill_graphs=not is_torch)
     needed = gpu_costs.costs(resolved, card, limits, element_bytes=dtype.itemsize)
-    groups = group_caches.facts(resolved, kv_cache.block_bytes, dtype)
+    kv_dtype = group_caches.kv_type(resolved, dtype)
+    groups = group_caches.facts(resolved, kv_cache.block_bytes, kv_dtype)
     return gpu_memory.plan(resolved, card, needed, groups)
 
 
 def _longest(resolved: Resolved, card: Card, dtype: torch.dtype) -> int:
-    """Return the longest --max-model-len that fits, in whole blocks; 0 if none does."""
-    size = resolved.config.cache.block_size_tokens
-    low, high = 0, resolved.spec.max_position // size
+    """Return the longest --max-model-len that fits: all, or whole blocks; 0 if none does."""
+    size, whole = resolved.config.cache.block_size_tokens, resolved.spec.max_position
+
+    def fits(tokens: int) -> bool:
+        try:
+            _plan(msgspec.structs.replace(resolved, max_model_len=tokens), card, dtype)
+        except ConfigError:
+            return False
+        return True
+
+    low, high = 0, whole // size
     while low < high:
         middle = (low + high + 1) // 2
-        shorter = msgspec.structs.replace(resolved, max_model_len=middle * size)
-        try:
-            _plan(shorter, card, dtype)
-            low = middle
-        except ConfigError:
-            high = middle - 1
-    return low * size
+        low, high = (middle, high) if fits(middle * size) else (low, middle - 1)
+    return whole if low == whole // size and fits(whole) else low * size
