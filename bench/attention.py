@@ -2,6 +2,8 @@
 
     python bench/attention.py [--only TEXT] [--seconds 90]
 
+Tables whose name ends in "fp8" are of caches of e4m3.
+
 A line is a setting, a column a batch; the figures are medians of a launch inside one CUDA graph of
 30 layers or more, each with its own cache, which together exceed the second-level cache. Every
 setting's result is compared with that of the first in its table, and with itself run again.
@@ -25,31 +27,47 @@ from zlm.kernels import (
     attention_decode as decode,
     attention_decode_plan as planning,
     attention_prefill as prefill,
+    attention_prefill_plan as tiling,
 )
 from zlm.kernels.attention_decode_plan import DecodeConfig
-from zlm.kernels.attention_prefill import PrefillConfig
+from zlm.kernels.attention_prefill_plan import PrefillConfig
+from zlm.kernels.kv_fp8 import FP8
 
 BLOCK_SIZE = 16
+CUDA = torch.device("cuda")
 LAYERS = 30
 MOST_LAYERS = 800
 COMPILERS = 12  # processes
 
 # Tried beside what the kernels' tables hold, by head_dim.
 DECODES = {
-    64: [DecodeConfig(64, 4, 4, 4), DecodeConfig(32, 2, 4, 8), DecodeConfig(32, 1, 3, 10)],
-    128: [DecodeConfig(64, 4, 3, 3), DecodeConfig(32, 4, 4, 4), DecodeConfig(64, 8, 3, 2)],
-    256: [DecodeConfig(32, 4, 3, 2, least=2), DecodeConfig(32, 8, 3, 2)],
+    64: [DecodeConfig(64, 4, 3, 4, spare=8), DecodeConfig(32, 2, 3, 8), DecodeConfig(64, 4, 4, 4)],
+    128: [DecodeConfig(64, 4, 3, 3), DecodeConfig(32, 4, 3, 4, spare=16)],
+    256: [DecodeConfig(32, 4, 3, 2, spare=16), DecodeConfig(32, 8, 3, 2)],
 }
 PREFILLS = {
     64: [PrefillConfig(128, 64, 8, 3, 2), PrefillConfig(128, 64, 4, 3, 2)],
     128: [PrefillConfig(64, 64, 4, 3, 2), PrefillConfig(128, 64, 8, 4)],
     256: [PrefillConfig(128, 64, 8, 2)],
 }
+FP8_DECODES = {
+    64: [DecodeConfig(64, 4, 3, 6), DecodeConfig(64, 2, 4, 8), DecodeConfig(32, 2, 4, 8)],
+    128: [
+        DecodeConfig(64, 4, 4, 4),
+        DecodeConfig(64, 4, 4, 3),
+        DecodeConfig(64, 4, 3, 3),
+        DecodeConfig(32, 4, 4, 4),
+        DecodeConfig(128, 8, 3, 2),
+        DecodeConfig(128, 4, 3, 2),
+    ],
+    256: [DecodeConfig(32, 4, 4, 3, least=3), DecodeConfig(64, 8, 3, 2, least=2)],
+}
+FP8_SHAPES = ("gemma-3-270m", "llama-3.1-8b")
 DECODE_BATCHES = {  # rows and context of each row
     "smollm2-135m": [(1, 300), (8, 530), (16, 530), (64, 530), (256, 530)],
     "qwen3-0.6b": [(1, 640), (16, 640), (64, 640), (256, 640)],
     "gemma-3-270m": [(1, 640), (16, 640), (64, 640), (256, 640)],
-    "llama-3.1-8b": [(1, 640), (8, 640), (16, 640), (64, 640), (256, 640)],
+    "llama-3.1-8b": [(1, 640), (8, 640), (16, 640), (64, 640), (256, 640), (64, 4096)],
 }
 PREFILL_BATCHES = {  # rows and length of whole prompts
     "smollm2-135m": [(16, 512), (4, 2048)],
@@ -72,11 +90,13 @@ class Table:
     work: Callable[[int, int], tuple[int, int]]  # bytes and operations of a launch
 
 
-def caches(shape: Shape, rows: int, context: int, layers: int) -> tuple[list[Tensor], Tensor]:
-    """Return a filled cache for each layer, and the table of all."""
+def caches(
+    shape: Shape, rows: int, context: int, layers: int, dtype: torch.dtype
+) -> tuple[list[Tensor], Tensor]:
+    """Return a filled cache of *dtype* for each layer, and the table of all."""
     width = -(-context // BLOCK_SIZE)
     size = (1 + rows * width, shape.num_kv_heads, 2, BLOCK_SIZE, shape.head_dim)
-    one = torch.empty(size, dtype=DTYPE, device="cuda").normal_()
+    one = torch.empty(size, dtype=DTYPE, device="cuda").normal_().to(dtype)
     table = (torch.randperm(rows * width, device="cuda").int() + 1).view(rows, width)
     return [one, *(one.clone() for _ in range(layers - 1))], table
 
@@ -84,6 +104,7 @@ def caches(shape: Shape, rows: int, context: int, layers: int) -> tuple[list[Ten
 def decodes(
     shape: Shape,
     window: int,
+    dtype: torch.dtype,
     config: DecodeConfig,
     rows: int,
     context: int,
@@ -93,11 +114,12 @@ def decodes(
     device = torch.device("cuda")
     geometry = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
     workspace = planning.allocate_workspace(*geometry, DTYPE, device, configs=(config, config))
+    scales = kv_scales(shape, dtype)
     seq_lens = torch.full((rows,), context, dtype=torch.int32, device=device)
     plan = torch.empty(planning.plan_size(rows, workspace), dtype=torch.int32, device=device)
     where = {"num_kv_heads": shape.num_kv_heads, "window": window}
     planning.plan_decode(seq_lens, out=plan, workspace=workspace, **where)
-    layer_caches, table = caches(shape, rows, context, layers)
+    layer_caches, table = caches(shape, rows, context, layers, dtype)
     torch.manual_seed(0)
     q = torch.randn((rows, shape.num_heads, shape.head_dim), device=device).to(DTYPE)
     out = torch.empty_like(q)
@@ -111,6 +133,7 @@ def decodes(
             plan,
             out=out,
             workspace=workspace,
+            kv_scales=scales,
             scale=shape.head_dim**-0.5,
             window=window,
             pdl=pdl,
@@ -123,6 +146,7 @@ def decodes(
 def prefills(
     shape: Shape,
     window: int,
+    dtype: torch.dtype,
     config: PrefillConfig,
     rows: int,
     context: int,
@@ -134,11 +158,11 @@ def prefills(
     tokens = rows * context
     seq_lens = torch.full((rows,), context, dtype=torch.int32, device=device)
     starts = torch.arange(0, tokens + 1, context, dtype=torch.int32, device=device)
-    queries = prefill.tile_queries(*geometry, DTYPE, device, config)
-    items = prefill.num_tiles(tokens, rows, queries)
+    queries = tiling.tile_queries(*geometry, DTYPE, device, config)
+    items = tiling.num_tiles(tokens, rows, queries)
     plan = torch.empty((items, 2), dtype=torch.int32, device=device)
-    prefill.plan_prefill(starts, seq_lens, out=plan, queries=queries, window=window)
-    layer_caches, table = caches(shape, rows, context, layers)
+    tiling.plan_prefill(starts, seq_lens, out=plan, queries=queries, window=window)
+    layer_caches, table = caches(shape, rows, context, layers, dtype)
     torch.manual_seed(0)
     q = torch.randn((tokens, shape.num_heads, shape.head_dim), device=device).to(DTYPE)
     out = torch.empty_like(q)
@@ -152,6 +176,7 @@ def prefills(
             seq_lens,
             plan,
             out=out,
+            kv_scales=kv_scales(shape, dtype),
             scale=shape.head_dim**-0.5,
             window=window,
             pdl=pdl,
@@ -162,12 +187,24 @@ def prefills(
     return out, launches
 
 
-def decode_bytes(shape: Shape, window: int, rows: int, context: int) -> tuple[int, int]:
+def kv_scales(shape: Shape, dtype: torch.dtype) -> Tensor | None:
+    """Return scales for a cache of e4m3, as a checkpoint brings them."""
+    if dtype.itemsize > 1:
+        return None
+    return torch.full((2, shape.num_kv_heads), 1.25, device="cuda")
+
+
+def decode_bytes(
+    shape: Shape, window: int, dtype: torch.dtype, rows: int, context: int
+) -> tuple[int, int]:
     seen = rows * (min(context, window) if window else context)
-    return seen * shape.token_bytes, 4 * seen * shape.num_heads * shape.head_dim
+    moved = seen * shape.token_bytes * dtype.itemsize // DTYPE.itemsize
+    return moved, 4 * seen * shape.num_heads * shape.head_dim
 
 
-def prefill_work(shape: Shape, window: int, rows: int, context: int) -> tuple[int, int]:
+def prefill_work(
+    shape: Shape, window: int, dtype: torch.dtype, rows: int, context: int
+) -> tuple[int, int]:
     ends = range(1, context + 1)
     pairs = rows * sum(min(end, window) if window else end for end in ends)
     return rows * context * shape.token_bytes, 4 * pairs * shape.num_heads * shape.head_dim
@@ -175,21 +212,26 @@ def prefill_work(shape: Shape, window: int, rows: int, context: int) -> tuple[in
 
 def tables() -> list[Table]:
     """Return all tables; a setting of few rows is measured on many too, and the other way round."""
-    found, card = [], torch.cuda.get_device_name()
-    decode_tables = planning.CONFIGS.get(card, planning.DEFAULT_CONFIGS)
-    prefill_tables = prefill.CONFIGS.get(card, prefill.DEFAULT_CONFIGS)
-    for shape in SHAPES:
+    found = []
+    kinds = [(shape, DTYPE) for shape in SHAPES]
+    kinds += [(shape, FP8) for shape in SHAPES if shape.name in FP8_SHAPES]
+    prefill_tables = tiling.CONFIGS.get(torch.cuda.get_device_name(), tiling.DEFAULT_CONFIGS)
+    for shape, dtype in kinds:
         dim = shape.head_dim
-        for_decode = list(dict.fromkeys((*decode_tables[dim], *DECODES[dim])))
+        more = DECODES[dim] if dtype == DTYPE else FP8_DECODES[dim]
+        for_decode = list(dict.fromkeys((*planning.settings(CUDA, dim, dtype), *more)))
         for_prefill = list(dict.fromkeys((prefill_tables[dim], *PREFILLS[dim])))
         for window in shape.windows:
             name = shape.name + (f" window {window}" if window else "")
+            name += " fp8" if dtype == FP8 else ""
             batches = DECODE_BATCHES[shape.name]
-            make, work = partial(decodes, shape, window), partial(decode_bytes, shape, window)
+            make = partial(decodes, shape, window, dtype)
+            work = partial(decode_bytes, shape, window, dtype)
             found.append(Table(f"decode {name}", for_decode, batches, make, work))
             if shape.name in PREFILL_BATCHES:
                 batches = PREFILL_BATCHES[shape.name]
-                make, work = partial(prefills, shape, window), partial(prefill_work, shape, window)
+                make = partial(prefills, shape, window, dtype)
+                work = partial(prefill_work, shape, window, dtype)
                 found.append(Table(f"prefill {name}", for_prefill, batches, make, work))
     return sorted(found, key=lambda table: table.name)
 

@@ -54,6 +54,8 @@ import triton.language as tl
 from torch import Tensor
 from zlm.kernels.attention_decode_plan import PLAN_HEADER, DecodeWorkspace, tiles
 from zlm.kernels.chain import begin
+from zlm.kernels.kv_fp8 import FP8, dequantized, even, halves_of_query, odd, reading
+from zlm.kernels.launch import direct, power_of_two
 
 LOG2_E = 1.4426950408889634
 LOG2_E_CONSTANT = tl.constexpr(LOG2_E)  # for kernels
@@ -70,6 +72,7 @@ def reference(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Return attention [R, Hq, D] in float64 of q [R, Hq, D], each the last token of its row."""
     num_kv_heads, block_size = cache.shape[1], cache.shape[3]
@@ -79,26 +82,56 @@ def reference(
             continue
         start = max(0, length - window) if window else 0
         blocks = block_table[row, : -(-length // block_size)].long()
-        keys, values = cache[blocks].permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, start:length]
+        keys, values = dequantized(cache, blocks, kv_scales)[:, :, start:length]
         queries = q[row].double().unflatten(0, (num_kv_heads, -1))  # [Hkv, G, D]
-        scores = queries @ keys.double().transpose(1, 2) * scale
+        scores = queries @ keys.transpose(1, 2) * scale
         if softcap:
             scores = torch.tanh(scores / softcap) * softcap
         if sinks is not None:
             column = sinks.double().view(num_kv_heads, -1, 1)
             scores = torch.cat((scores, column), -1)
         weights = scores.softmax(-1)[..., : keys.shape[1]]
-        out[row] = (weights @ values.double()).flatten(0, 1)
+        out[row] = (weights @ values).flatten(0, 1)
     return out
 
 
 @triton.jit
-def _tile_scores(b_q, b_k, scale, cap, SOFTCAP: tl.constexpr, USE_DOT: tl.constexpr):
-    """Return scores [G_PAD, TILE] times log2(e), soft-capped."""
+def _by_keys(b_q, b_k, USE_DOT: tl.constexpr):
+    """Return q·k [G_PAD, TILE]."""
     if USE_DOT:
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
     else:
         b_s = tl.sum(b_q.to(tl.float32)[:, None, :] * b_k.to(tl.float32)[None, :, :], 2)
+    return b_s
+
+
+@triton.jit
+def _by_values(b_p, b_v, b_acc, USE_DOT: tl.constexpr):
+    """Return *b_acc* [G_PAD, D_PAD] plus what weights b_p [G_PAD, TILE] take of the values."""
+    if USE_DOT:
+        b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision="ieee")
+    else:
+        b_acc += tl.sum(b_p[:, :, None] * b_v.to(tl.float32)[None, :, :], 1)
+    return b_acc
+
+
+@triton.jit
+def _tile_scores(
+    b_q,
+    b_q_odd,
+    b_k,
+    scale,
+    cap,
+    SOFTCAP: tl.constexpr,
+    USE_DOT: tl.constexpr,
+    READ: tl.constexpr,
+):
+    """Return scores [G_PAD, TILE] times log2(e), soft-capped."""
+    if READ == 0:
+        b_s = _by_keys(b_q, b_k, USE_DOT)
+    else:
+        b_s = _by_keys(b_q, even(b_k, b_q, READ), USE_DOT)
+        b_s += _by_keys(b_q_odd, odd(b_k, b_q, READ), USE_DOT)
     if SOFTCAP:
         b_s = cap * (1.0 - 2.0 / (tl.exp2(b_s * scale) + 1.0))
     return b_s
@@ -151,6 +184,7 @@ def _merged(
     return b_acc / tl.where(b_l == 0.0, 1.0, b_l)[:, None]
 
 
+@direct
 @triton.jit(do_not_specialize=["p_table", "p_lens", "p_plan", "stride_table", "num_rows"])
 def _decode_kernel(
     p_q,
@@ -163,6 +197,7 @@ def _decode_kernel(
     p_lse,
     p_arrivals,
     p_sinks,
+    p_kv_scales,
     stride_q_row,
     stride_q_head,
     stride_block,
@@ -173,6 +208,7 @@ def _decode_kernel(
     num_rows,
     scale,
     cap,
+    v_factor,
     HKV: tl.constexpr,
     G: tl.constexpr,
     G_PAD: tl.constexpr,
@@ -187,6 +223,8 @@ def _decode_kernel(
     PIECES: tl.constexpr,
     HEADER: tl.constexpr,
     SINKS: tl.constexpr,
+    READ: tl.constexpr,
+    KV_SCALES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     i_p = tl.program_id(0)
@@ -210,7 +248,11 @@ def _decode_kernel(
     i_d = tl.arange(0, D_PAD)
     i_t = tl.arange(0, TILE)
     mask_q = (i_g < G)[:, None] & (i_d < D)[None, :]
-    i_token = (i_t % BLOCK_SIZE)[:, None] * D + i_d[None, :]  # where a token is in its block
+    PAIR: tl.constexpr = 1 if READ == 0 else 2
+    i_w = tl.arange(0, D_PAD // PAIR)  # elements of a token in the cache
+    in_w = i_w < D // PAIR
+    # Where a token is in its block.
+    i_token = (i_t % BLOCK_SIZE)[:, None] * (D // PAIR) + i_w[None, :]
 
     while i_unit < i_stop:
         i_first, n_tiles = tiles(i_len, TILE, WINDOW)
@@ -227,15 +269,24 @@ def _decode_kernel(
         p_query = p_q + i_row64 * stride_q_row + i_head * G * stride_q_head
         p_query = p_query + i_g[:, None] * stride_q_head + i_d[None, :]
         b_q = tl.load(p_query, mask=mask_q, other=0.0)
+        b_q_odd = b_q
+        if READ != 0:
+            b_q, b_q_odd = halves_of_query(b_q)
         p_row = p_table + i_row64 * stride_table
         p_k = p_cache + i_head.to(tl.int64) * stride_head
         i_visible = 0
         if WINDOW > 0:
             i_visible = tl.maximum(i_len - WINDOW, 0)
+        k_scale = scale
+        v_scale = v_factor
+        if KV_SCALES:
+            k_scale = scale * tl.load(p_kv_scales + i_head)
+            v_scale = v_factor * tl.load(p_kv_scales + HKV + i_head)
 
         b_m = tl.full([G_PAD], float("-inf"), tl.float32)
         b_l = tl.zeros([G_PAD, TILE], tl.float32)  # added up over the tile at the end
-        b_acc = tl.zeros([G_PAD, D_PAD], tl.float32)
+        b_acc = tl.zeros([G_PAD, D_PAD // PAIR], tl.float32)
+        b_odd = b_acc if READ != 0 else 0.0
         # Blocks are looked up a tile ahead: keys and values are then asked for without waiting.
         i_n = i_begin * TILE + i_t
         b_block = tl.load(p_row + i_n // BLOCK_SIZE, mask=i_n < i_len, other=0)
@@ -243,28 +294,29 @@ def _decode_kernel(
             b_next = tl.load(p_row + (i_n + TILE) // BLOCK_SIZE, mask=i_n + TILE < i_len, other=0)
             seen = (i_n < i_len) & (i_n >= i_visible)
             if TILE % BLOCK_SIZE:  # a tile may begin within a block
-                i_token = (i_n % BLOCK_SIZE)[:, None] * D + i_d[None, :]
+                i_token = (i_n % BLOCK_SIZE)[:, None] * (D // PAIR) + i_w[None, :]
             p_tile = p_k + b_block.to(tl.int64)[:, None] * stride_block + i_token
-            mask_kv = seen[:, None] & (i_d < D)[None, :]
-            b_k = tl.load(p_tile, mask=mask_kv, other=0.0)
-            b_v = tl.load(p_tile + BLOCK_SIZE * D, mask=mask_kv, other=0.0)
-            b_s = _tile_scores(b_q, b_k, scale, cap, SOFTCAP, USE_DOT)
+            mask_kv = seen[:, None] & in_w[None, :]
+            b_k = tl.load(p_tile, mask=mask_kv, other=0)
+            b_v = tl.load(p_tile + BLOCK_SIZE * (D // PAIR), mask=mask_kv, other=0)
+            b_s = _tile_scores(b_q, b_q_odd, b_k, k_scale, cap, SOFTCAP, USE_DOT, READ)
             b_s = tl.where(seen[None, :], b_s, float("-inf"))
             i_n += TILE
             b_block = b_next
             # The scale, which is positive, is left to the exponent's fused multiply-add.
-            factor = 1.0 if SOFTCAP else scale
+            factor = 1.0 if SOFTCAP else k_scale
             b_new = tl.maximum(b_m, tl.max(b_s, 1) * factor)
             b_shift = tl.where(b_new == float("-inf"), 0.0, b_new)
             b_alpha = tl.exp2(b_m - b_shift)
             b_p = tl.exp2(b_s * factor - b_shift[:, None])
             b_l = b_l * b_alpha[:, None] + b_p
-            if USE_DOT:
-                b_acc = b_acc * b_alpha[:, None]
-                b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision="ieee")
+            b_acc = b_acc * b_alpha[:, None]
+            if READ == 0:
+                b_acc = _by_values(b_p, b_v, b_acc, USE_DOT)
             else:
-                b_pv = tl.sum(b_p[:, :, None] * b_v.to(tl.float32)[None, :, :], 1)
-                b_acc = b_acc * b_alpha[:, None] + b_pv
+                b_odd = b_odd * b_alpha[:, None]
+                b_acc = _by_values(b_p, even(b_v, b_q, READ), b_acc, USE_DOT)
+                b_odd = _by_values(b_p, odd(b_v, b_q, READ), b_odd, USE_DOT)
             b_m = b_new
 
         b_sum = tl.sum(b_l, 1)
@@ -274,6 +326,8 @@ def _decode_kernel(
             b_sink = tl.load(p_sinks + i_head * G + i_g, mask=i_g < G, other=0.0)
             b_share = tl.exp2(b_sink * LOG2_E_CONSTANT - b_m)
             b_divisor += tl.where(n_now == n_tiles, b_share, 0.0)
+        if READ != 0:
+            b_acc = tl.reshape(tl.join(b_acc, b_odd) * v_scale, (G_PAD, D_PAD))
         b_result = b_acc / b_divisor[:, None]
         p_whole = p_out + i_row64 * stride_out_row + i_head * G * stride_out_head
         if n_now == n_tiles:
@@ -336,11 +390,13 @@ def attention_decode(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    kv_scales: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Write to *out* [R, Hq, D] the attention of q [R, Hq, D], one token a row, over the cache.
 
-    cache: [num_blocks, Hkv, 2, block_size, D] in the type of q. block_table: int32 [R, B].
+    cache: [num_blocks, Hkv, 2, block_size, D] in the type of q, or e4m3 with *kv_scales* float32
+    [2, Hkv] (None: 1). block_table: int32 [R, B].
     seq_lens: int32 [R], tokens of a row with the query's own, whose key is in the cache; 0: a
     padding row. plan: of the same lengths and window (``plan_decode``). The query sees the last
     *window* tokens (0: all). *sinks*: float32 [Hq], a score of each head that takes its share of
@@ -349,13 +405,15 @@ def attention_decode(
     """
     rows, num_heads, head_dim = q.shape
     num_kv_heads, block_size = cache.shape[1], cache.shape[3]
-    assert q.dtype == cache.dtype and cache.stride()[2:] == (block_size * head_dim, head_dim, 1)
+    assert q.dtype == cache.dtype or cache.dtype == FP8
+    assert cache.stride()[2:] == (block_size * head_dim, head_dim, 1)
+    cache, read_as, factor = reading(cache)
     assert q.stride(2) == 1 and out.stride(2) == 1 and out.shape == q.shape
     if not rows:
         return
     group, config = num_heads // num_kv_heads, workspace.config(rows)
-    padded = max(triton.next_power_of_2(head_dim), 16)
-    group_two = triton.next_power_of_2(group)
+    padded = max(power_of_two(head_dim), 32 if read_as else 16)
+    group_two = power_of_two(group)
     _decode_kernel[(workspace.programs(rows),)](
         q,
         cache,
@@ -367,6 +425,7 @@ def attention_decode(
         workspace.partial_lse,
         workspace.arrivals,
         sinks,
+        kv_scales if read_as else None,
         q.stride(0),
         q.stride(1),
         cache.stride(0),
@@ -376,8 +435,9 @@ def attention_decode(
         out.stride(1),
         rows,
         # With a soft cap the exponential is that of tanh: exp(2 score / cap).
-        (2.0 * scale / softcap if softcap else scale) * LOG2_E,
+        (2.0 * scale / softcap if softcap else scale) * LOG2_E * factor,
         softcap * LOG2_E,
+        factor,
         HKV=num_kv_heads,
         G=group,
         G_PAD=max(group_two, 16) if workspace.use_dot else group_two,
@@ -392,6 +452,8 @@ def attention_decode(
         PIECES=max(MERGE_ELEMENTS * 32 * config.warps // (group_two * padded), 1),
         HEADER=PLAN_HEADER,
         SINKS=sinks is not None,
+        READ=read_as,
+        KV_SCALES=kv_scales is not None and read_as > 0,
         PDL=pdl,
         num_warps=config.warps,
         num_stages=config.stages,

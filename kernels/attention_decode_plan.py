@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from zlm.kernels.chain import begin
+from zlm.kernels.launch import cdiv, direct, power_of_two
 
 PLAN_HEADER, PLAN_RECORD = 4, 4
 PLAN_PROGRAMS = 8  # records made by one program of the plan kernel
@@ -44,6 +45,7 @@ class DecodeConfig:
     stages: int
     programs: int  # that run on a multiprocessor at once
     least: int = 1  # tiles of a share
+    spare: int = 0  # tiles a share may have beyond an equal one for no (row, head) to be cut
 
     @property
     def registers(self) -> int:
@@ -53,17 +55,27 @@ class DecodeConfig:
 
 FewAndMany = tuple[DecodeConfig, DecodeConfig]  # for at most FEW_ROWS rows, for more
 
-# By padded head_dim, for elements of 2 bytes; those of 4 take half the tile. Measured on an H200 by
-# ``bench/attention.py``, but for 32. With n stages keys and values come n - 1 tiles ahead and have
-# as many buffers (seen in the compiled code of Triton 3.6): 64 KiB and more are under way on a
-# multiprocessor, 3 times what 4.2 TB/s need at 700 ns of latency.
+# By padded head_dim, for a cache of 2-byte elements; those of 4 take half the tile. Measured on an
+# H200 by ``bench/attention.py``, but for 32. With n stages keys and values come n - 1 tiles ahead
+# and have as many buffers (seen in the compiled code of Triton 3.6): 64 KiB and more are under way
+# on a multiprocessor, 3 times what 4.2 TB/s need at 700 ns of latency.
 CONFIGS: dict[str, dict[int, FewAndMany]] = {
     "NVIDIA H200": {
         32: (DecodeConfig(64, 4, 3, 4), DecodeConfig(64, 4, 3, 4)),
-        64: (DecodeConfig(64, 4, 3, 4), DecodeConfig(32, 2, 3, 8)),
-        128: (DecodeConfig(64, 4, 3, 3, least=2), DecodeConfig(32, 4, 3, 4)),
+        64: (DecodeConfig(64, 4, 3, 4), DecodeConfig(32, 2, 3, 8, spare=13)),
+        128: (DecodeConfig(64, 4, 3, 3, least=2, spare=8), DecodeConfig(32, 4, 3, 4)),
         256: (DecodeConfig(32, 4, 3, 2, least=3), DecodeConfig(32, 4, 3, 2)),
         512: (DecodeConfig(16, 4, 2, 2), DecodeConfig(16, 4, 2, 2)),  # not measured
+    },
+}
+# For a cache of e4m3.
+FP8_CONFIGS: dict[str, dict[int, FewAndMany]] = {
+    "NVIDIA H200": {
+        32: (DecodeConfig(64, 4, 3, 4), DecodeConfig(64, 4, 3, 4)),
+        64: (DecodeConfig(64, 4, 3, 4), DecodeConfig(64, 2, 3, 8)),
+        128: (DecodeConfig(128, 4, 3, 2), DecodeConfig(64, 4, 3, 4)),
+        256: (DecodeConfig(32, 4, 3, 3, least=3), DecodeConfig(64, 8, 3, 2, least=2)),
+        512: (DecodeConfig(16, 4, 2, 2), DecodeConfig(16, 4, 2, 2)),
     },
 }
 DEFAULT_CONFIGS: dict[int, FewAndMany] = {
@@ -109,8 +121,17 @@ def tiles(i_len, TILE: tl.constexpr, WINDOW: tl.constexpr):
     return i_first, tl.where(i_len > 0, (i_len + TILE - 1) // TILE - i_first, 0)
 
 
+@direct
 @triton.jit(
-    do_not_specialize=["p_lens", "p_plan", "num_rows", "num_programs", "least", "most_pieces"]
+    do_not_specialize=[
+        "p_lens",
+        "p_plan",
+        "num_rows",
+        "num_programs",
+        "least",
+        "most_pieces",
+        "spare",
+    ]
 )
 def _plan_kernel(
     p_lens,
@@ -119,6 +140,7 @@ def _plan_kernel(
     num_programs,
     least,
     most_pieces,
+    spare,
     HKV: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -145,9 +167,11 @@ def _plan_kernel(
         total += tl.sum(n_tiles, 0) * HKV
         longest = tl.maximum(longest, tl.max(n_tiles, 0))
         n_empty += tl.sum((i_len <= 0).to(tl.int32), 0)
-    least = tl.minimum(least, tl.maximum(longest, 1))
-    share = tl.maximum((total + num_programs - 1) // num_programs, least)
+    equal = (total + num_programs - 1) // num_programs
+    share = tl.maximum(equal, tl.minimum(least, tl.maximum(longest, 1)))
     share = tl.maximum(share, (longest + most_pieces - 1) // most_pieces)
+    if equal + spare >= longest:
+        share = tl.maximum(share, longest)
     if tl.program_id(0) == 0:
         tl.store(p_starts, 0)
         tl.store(p_plan, share)
@@ -186,16 +210,17 @@ def allocate_workspace(
     dtype: torch.dtype,
     device: torch.device,
     *,
+    cache_dtype: torch.dtype | None = None,
     use_dot: bool | None = None,
     processors: int | None = None,
     configs: FewAndMany | None = None,
 ) -> DecodeWorkspace:
-    """Return buffers for any number of rows with q and cache of *dtype*.
+    """Return buffers for any number of rows with q of *dtype*, and a cache of *cache_dtype*.
 
-    *use_dot*, *processors* (None: what the device has) and *configs* (None: the tuned ones) can be
-    set for tests and benches.
+    *cache_dtype* None is that of q. *use_dot*, *processors* (None: what the device has) and
+    *configs* (None: the tuned ones) can be set for tests and benches.
     """
-    few, many = configs or _configs(device, head_dim, dtype)
+    few, many = configs or settings(device, head_dim, cache_dtype or dtype)
     if use_dot is None:
         use_dot = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
     if not use_dot:
@@ -239,13 +264,14 @@ def plan_decode(
     assert out.numel() >= plan_size(rows, workspace) and out.dtype == torch.int32
     piece_bytes = workspace.partial[0].nbytes
     config, programs = workspace.config(rows), workspace.programs(rows)
-    _plan_kernel[(triton.cdiv(programs, PLAN_PROGRAMS),)](
+    _plan_kernel[(cdiv(programs, PLAN_PROGRAMS),)](
         seq_lens,
         out,
         rows,
         programs,
         config.least,
         max(MOST_PIECE_BYTES // piece_bytes, 1),
+        config.spare,
         HKV=num_kv_heads,
         TILE=config.tile,
         WINDOW=window,
@@ -258,10 +284,12 @@ def plan_decode(
     )
 
 
-def _configs(device: torch.device, head_dim: int, dtype: torch.dtype) -> FewAndMany:
+def settings(device: torch.device, head_dim: int, dtype: torch.dtype) -> FewAndMany:
+    """Return the tuned settings for a cache of *dtype*."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    few, many = CONFIGS.get(name, DEFAULT_CONFIGS)[max(triton.next_power_of_2(head_dim), 32)]
-    if dtype.itemsize == 2:
+    tables = FP8_CONFIGS if dtype.itemsize == 1 else CONFIGS
+    few, many = tables.get(name, DEFAULT_CONFIGS)[max(power_of_two(head_dim), 32)]
+    if dtype.itemsize <= 2:
         return few, many
     halves = [replace(config, tile=max(config.tile // 2, 16)) for config in (few, many)]
     return halves[0], halves[1]

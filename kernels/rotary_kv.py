@@ -12,6 +12,9 @@ a pair as two float32. Only the first ``2 * table.shape[1]`` dimensions turn. Ar
 from the load to the one rounding at the store. What would be stored as NaN or infinity is stored as
 zero, since a masked NaN still poisons a softmax.
 
+A cache of e4m3 takes k and v over their scales (``zlm.kernels.kv_fp8``); what is beyond its range
+becomes its largest number.
+
 Tokens whose slot lies in the null block (or is negative) are padding: their q is computed, nothing
 of theirs is stored. The cache's layout is that of ``zlm.kernels.attention_decode``.
 """
@@ -21,6 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from zlm.kernels.chain import begin
+from zlm.kernels.kv_fp8 import FP8, code, rounded
+from zlm.kernels.launch import cdiv, direct, power_of_two
 
 # Heads of a program by padded head_dim, and its warps. A program takes about 1,024 elements: two
 # 16-byte loads a thread of 64 to 128, and several programs a token when there is but one token.
@@ -42,6 +47,7 @@ def reference(
     k_weight: Tensor | None = None,
     eps: float = 1e-6,
     value_norm: bool = False,
+    kv_scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (q [T, Hq, D] float64, the cache after the write), of the same arguments as below."""
     num_kv_heads, block_size, head_dim = cache.shape[1], cache.shape[3], cache.shape[4]
@@ -57,8 +63,14 @@ def reference(
     for token, slot in enumerate(slots.tolist()):
         if slot >= block_size:
             block, offset = divmod(slot, block_size)
-            both = torch.stack((k[token], v[token]), 1).to(cache.dtype)
-            written[block, :, :, offset] = both.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            both = torch.stack((k[token], v[token]), 1)
+            if cache.dtype == FP8:
+                finite = both.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+                each = 1.0 if kv_scales is None else kv_scales.t()[:, :, None]
+                written[block, :, :, offset] = rounded(finite.float() / each)
+            else:
+                both = both.to(cache.dtype)
+                written[block, :, :, offset] = both.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     return q, written
 
 
@@ -72,6 +84,7 @@ def _turned(heads: Tensor, turns: Tensor) -> Tensor:
     return torch.cat((torch.view_as_real(pairs * turns).flatten(-2), heads[..., width:]), -1)
 
 
+@direct
 @triton.jit
 def _rotary_kv_kernel(
     p_qkv,
@@ -82,6 +95,7 @@ def _rotary_kv_kernel(
     p_q_out,
     p_q_weight,
     p_k_weight,
+    p_kv_scales,
     stride_qkv,
     stride_q_token,
     stride_q_head,
@@ -99,6 +113,8 @@ def _rotary_kv_kernel(
     HEADS: tl.constexpr,
     HAS_NORM: tl.constexpr,
     VALUE_NORM: tl.constexpr,
+    FP8_CACHE: tl.constexpr,
+    KV_SCALES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     i_token = tl.program_id(0).to(tl.int64)
@@ -146,10 +162,17 @@ def _rotary_kv_kernel(
         i_head = i_h - HQ - i_kv * HKV
         p_token = p_cache + (i_slot // BLOCK_SIZE) * stride_block + (i_slot % BLOCK_SIZE) * D
         p_kv = p_token + i_head[:, None] * stride_head + i_kv[:, None] * stride_kv + i_d[None, :]
-        b_kv = b_y.to(p_cache.dtype.element_ty)
-        b_kv = tl.where(tl.abs(b_kv.to(tl.float32)) < float("inf"), b_kv, 0.0)
         is_kv = (i_h >= HQ)[:, None]
-        tl.store(p_kv, b_kv.to(p_cache.dtype.element_ty), mask=mask & is_kv)
+        if FP8_CACHE:
+            b_y = tl.where(tl.abs(b_y) < float("inf"), b_y, 0.0)
+            if KV_SCALES:
+                p_scale = p_kv_scales + i_kv * HKV + i_head
+                b_y = b_y / tl.load(p_scale, mask=(i_h >= HQ) & in_row, other=1.0)[:, None]
+            tl.store(p_kv, code(tl.minimum(tl.maximum(b_y, -448.0), 448.0)), mask=mask & is_kv)
+        else:
+            b_kv = b_y.to(p_cache.dtype.element_ty)
+            b_kv = tl.where(tl.abs(b_kv.to(tl.float32)) < float("inf"), b_kv, 0.0)
+            tl.store(p_kv, b_kv.to(p_cache.dtype.element_ty), mask=mask & is_kv)
 
 
 def rotary_kv(
@@ -165,6 +188,7 @@ def rotary_kv(
     eps: float = 1e-6,
     value_norm: bool = False,
     reads_only: bool = False,
+    kv_scales: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Norm, rotate and store the tokens of *qkv* [T, (Hq + 2 Hkv) * D].
@@ -174,7 +198,8 @@ def rotary_kv(
     contiguous. cache: [num_blocks, Hkv, 2, block_size, D]. q_out: [T, Hq, D], rotated queries; may
     be ``qkv[:, :Hq * D].unflatten(1, (Hq, D))``. q_weight, k_weight: float32 [D], both or neither.
     value_norm: v is normed too, without a weight. reads_only: rows are queries alone, [T, Hq * D],
-    and nothing is stored; there is no k_weight then. pdl: see ``zlm.kernels.chain``.
+    and nothing is stored; there is no k_weight then. kv_scales: float32 [2, Hkv], of a cache of
+    e4m3 (None: 1). pdl: see ``zlm.kernels.chain``.
     """
     tokens, num_heads, head_dim = q_out.shape
     num_kv_heads, block_size = 0 if reads_only else cache.shape[1], cache.shape[3]
@@ -187,19 +212,20 @@ def rotary_kv(
     assert not value_norm or k_weight is not None
     if not tokens:
         return
-    padded = max(triton.next_power_of_2(head_dim), 32)
+    padded = max(power_of_two(head_dim), 32)
     heads, warps = _heads(qkv.device, padded)
-    heads = min(heads, triton.next_power_of_2(num_heads + 2 * num_kv_heads))
+    heads = min(heads, power_of_two(num_heads + 2 * num_kv_heads))
     angles = torch.view_as_real(table)
-    _rotary_kv_kernel[(tokens, triton.cdiv(num_heads + 2 * num_kv_heads, heads))](
+    _rotary_kv_kernel[(tokens, cdiv(num_heads + 2 * num_kv_heads, heads))](
         qkv,
         positions,
         slots,
         angles,
-        cache,
+        cache.view(torch.uint8) if cache.dtype == FP8 else cache,
         q_out,
         angles if q_weight is None else q_weight,
         angles if k_weight is None else k_weight,
+        kv_scales,
         qkv.stride(0),
         q_out.stride(0),
         q_out.stride(1),
@@ -217,6 +243,8 @@ def rotary_kv(
         HEADS=heads,
         HAS_NORM=q_weight is not None,
         VALUE_NORM=value_norm,
+        FP8_CACHE=cache.dtype == FP8,
+        KV_SCALES=kv_scales is not None and cache.dtype == FP8 and not reads_only,
         PDL=pdl,
         num_warps=warps,
         launch_pdl=pdl,

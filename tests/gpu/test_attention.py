@@ -8,6 +8,7 @@ from kernel_cases_attention import (
     TOLERANCE,
     AttentionCase,
     decode_both,
+    in_fp8,
     paged,
     prefill_both,
     queries,
@@ -47,6 +48,34 @@ def test_decode_without_dot(case: AttentionCase, dtype: torch.dtype) -> None:
 def test_prefill(case: AttentionCase, dtype: torch.dtype) -> None:
     out, expected = prefill_both(case, dtype, "cuda")
     assert relative_error(out, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+@pytest.mark.parametrize("case", in_fp8(GPU_DECODE), ids=str)
+def test_decode_of_fp8(case: AttentionCase, dtype: torch.dtype) -> None:
+    """Issue 6."""
+    out, expected = decode_both(case, dtype, "cuda")
+    assert relative_error(out, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+@pytest.mark.parametrize("case", in_fp8(GPU_PREFILL), ids=str)
+def test_prefill_of_fp8(case: AttentionCase, dtype: torch.dtype) -> None:
+    """Issue 6."""
+    out, expected = prefill_both(case, dtype, "cuda")
+    assert relative_error(out, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("case", in_fp8(GPU_DECODE[:6]), ids=str)
+def test_fp8_as_cards_before_sm89_read_it(
+    case: AttentionCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zlm.kernels import kv_fp8
+
+    monkeypatch.setattr(kv_fp8, "NATIVE_CAPABILITY", (99, 0))
+    for use_dot, dtype in ((True, torch.bfloat16), (True, torch.float16), (False, torch.float16)):
+        out, expected = decode_both(case, dtype, "cuda", use_dot=use_dot)
+        assert relative_error(out, expected) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("pdl", [False, True], ids=["plain", "pdl"])
@@ -106,6 +135,7 @@ def test_caches_beyond_32_bit_offsets() -> None:
         attention_decode as decode,
         attention_decode_plan as planning,
         attention_prefill as prefill,
+        attention_prefill_plan as tiling,
     )
 
     case = AttentionCase("far", 32, 8, 128, (100, 60), (40, 60))
@@ -117,9 +147,9 @@ def test_caches_beyond_32_bit_offsets() -> None:
     cache[-count:].copy_(near.cache)
     table = near.block_table + (70_000 - count)
     q, starts = queries(case, dtype, "cuda"), query_starts(case, "cuda")
-    per_tile = prefill.tile_queries(32, 8, 128, dtype, device)
-    plan = torch.empty((prefill.num_tiles(100, 2, per_tile), 2), dtype=torch.int32, device=device)
-    prefill.plan_prefill(starts, near.seq_lens, out=plan, queries=per_tile)
+    per_tile = tiling.tile_queries(32, 8, 128, dtype, device)
+    plan = torch.empty((tiling.num_tiles(100, 2, per_tile), 2), dtype=torch.int32, device=device)
+    tiling.plan_prefill(starts, near.seq_lens, out=plan, queries=per_tile)
     out = torch.empty(q.shape, dtype=dtype, device=device)
     where = (q, cache, table, starts, near.seq_lens)
     prefill.attention_prefill(*where, plan, out=out, scale=case.scale)

@@ -1,5 +1,7 @@
 """Paged decode attention in Triton's interpreter, against the float64 reference."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import triton_interpreter
@@ -8,6 +10,7 @@ from kernel_cases_attention import (
     TOLERANCE,
     AttentionCase,
     decode_both,
+    in_fp8,
     relative_error,
 )
 
@@ -40,6 +43,24 @@ def test_shares_of_two_tiles_at_least(case: AttentionCase) -> None:
 def test_without_dot(case: AttentionCase) -> None:
     out, expected = attend(case, processors=5, use_dot=False)
     assert relative_error(out, expected) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("case", in_fp8(SMALL_DECODE)[1::2], ids=str)
+def test_caches_of_fp8(case: AttentionCase) -> None:
+    """Issue 6: keys and values of e4m3, and scales of heads, against float64."""
+    for use_dot in (True, False):
+        out, expected = attend(case, processors=3, use_dot=use_dot)
+        assert relative_error(out, expected) < TOLERANCE[torch.float32]
+    case = replace(case, kv="fp8")
+    out, expected = attend(case, processors=1)
+    assert relative_error(out, expected) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("case", in_fp8(SMALL_DECODE[:1]), ids=str)
+def test_caches_of_fp8_for_bfloat16(case: AttentionCase) -> None:
+    """Products are float16 then: no coarser than with a cache of bfloat16."""
+    out, expected = decode_both(case, torch.bfloat16, "cpu", processors=3, tile=TILE)
+    assert relative_error(out, expected) < TOLERANCE[torch.bfloat16]
 
 
 def test_many_pieces_are_added_in_more_than_one_turn() -> None:
@@ -90,6 +111,17 @@ def test_the_least_share_and_the_most_pieces(monkeypatch: pytest.MonkeyPatch) ->
     _, workspace = plan_of([1], 40)
     monkeypatch.setattr(planning, "MOST_PIECE_BYTES", 4 * workspace.partial[0].nbytes)
     assert plan_of([TILE * 9, 1], 40)[0][0] == 3
+
+
+def test_shares_with_tiles_to_spare_cut_nothing() -> None:
+    even, long = [TILE * 4] * 3, [TILE * 40, TILE * 4]
+    assert plan_of(even, 9)[0][0] == 3
+    assert plan_of(even, 9, spare=1)[0][0] == 4, "a (row, head) each"
+    assert plan_of(long, 9)[0][0] == plan_of(long, 9, spare=1)[0][0] == 10
+    _, workspace = plan_of(even, 9, spare=1)
+    case = AttentionCase("even", 4, 2, 16, (4 * TILE,) * 3)
+    out, expected = decode_both(case, torch.float32, "cpu", workspace=workspace)
+    assert relative_error(out, expected) < TOLERANCE[torch.float32]
 
 
 def test_few_rows_and_many_share_a_workspace() -> None:

@@ -9,6 +9,7 @@ from kernel_cases_attention import (
     SMALL_PREFILL,
     TOLERANCE,
     AttentionCase,
+    in_fp8,
     paged,
     prefill_both,
     queries,
@@ -18,10 +19,13 @@ from kernel_cases_attention import (
 
 triton_interpreter.enable()
 
-from zlm.kernels import attention_prefill as prefill  # noqa: E402
+from zlm.kernels import (  # noqa: E402
+    attention_prefill as prefill,
+    attention_prefill_plan as tiling,
+)
 
 
-@pytest.mark.parametrize("case", SMALL_PREFILL, ids=str)
+@pytest.mark.parametrize("case", [*SMALL_PREFILL, *in_fp8(SMALL_PREFILL)[1:5]], ids=str)
 def test_prefill(case: AttentionCase) -> None:
     out, expected = prefill_both(case, torch.float32, "cpu")
     assert relative_error(out, expected) < TOLERANCE[torch.float32]
@@ -35,9 +39,9 @@ def test_a_step_behind_decodes_reads_its_own_rows() -> None:
     before = 5
     padded = torch.cat((torch.full((before, *q.shape[1:]), float("nan")), q))
     out = torch.full((before + len(q), case.num_heads, case.head_dim), float("nan"))
-    per_tile = prefill.tile_queries(4, 1, 16, torch.float32, torch.device("cpu"))
-    plan = torch.zeros((prefill.num_tiles(len(q), 3, per_tile), 2), dtype=torch.int32)
-    prefill.plan_prefill(starts + before, rows.seq_lens, out=plan, queries=per_tile)
+    per_tile = tiling.tile_queries(4, 1, 16, torch.float32, torch.device("cpu"))
+    plan = torch.zeros((tiling.num_tiles(len(q), 3, per_tile), 2), dtype=torch.int32)
+    tiling.plan_prefill(starts + before, rows.seq_lens, out=plan, queries=per_tile)
     prefill.attention_prefill(
         padded,
         rows.cache,
@@ -59,10 +63,10 @@ def test_a_step_behind_decodes_reads_its_own_rows() -> None:
 def test_plan_lists_every_tile_once_and_heavy_ones_first(window: int) -> None:
     counts, lengths, per_tile = [40, 0, 7, 200, 40, 1], [40, 5, 300, 200, 140, 90], 16
     starts = torch.tensor([3, *counts]).cumsum(0).int()
-    items = prefill.num_tiles(sum(counts), len(counts), per_tile) + 3
+    items = tiling.num_tiles(sum(counts), len(counts), per_tile) + 3
     plan = torch.full((items, 2), -9, dtype=torch.int32)
     seq_lens = torch.tensor(lengths).int()
-    prefill.plan_prefill(starts, seq_lens, out=plan, queries=per_tile, window=window)
+    tiling.plan_prefill(starts, seq_lens, out=plan, queries=per_tile, window=window)
     tiles = [(r, t) for r, c in enumerate(counts) for t in range(-(-c // per_tile))]
     listed = [tuple(item) for item in plan.tolist() if item[0] >= 0]
     assert sorted(listed) == tiles
@@ -80,4 +84,4 @@ def test_plan_lists_every_tile_once_and_heavy_ones_first(window: int) -> None:
     ("tokens", "rows", "most"), [(100, 1, 7), (16, 16, 16), (17, 16, 16), (5, 9, 5), (0, 0, 0)]
 )
 def test_num_tiles(tokens: int, rows: int, most: int) -> None:
-    assert prefill.num_tiles(tokens, rows, 16) == most
+    assert tiling.num_tiles(tokens, rows, 16) == most

@@ -9,6 +9,7 @@ from torch import Tensor
 from zlm.ops import cpu_attention, kv_cache, reference
 from zlm.ops.backend import Geometry
 from zlm.ops.batch import GroupBatch, StepBatch
+from zlm.ops.cpu_attention import HeadScales
 from zlm.ops.scores import Scores
 
 BLOCK_SIZE = 4
@@ -39,8 +40,8 @@ class Case:
             for index in range(-(-context // BLOCK_SIZE)):
                 seen = (index + 1) * BLOCK_SIZE > context - length + 1 - window
                 table[row, index] = order.pop() if seen or not window else 0
-        self.cache = kv_cache.allocate(num_blocks, BLOCK_SIZE, kv_heads, HEAD_DIM, kv_dtype, "cpu")
-        self.cache.normal_()
+        old = torch.randn(num_blocks, BLOCK_SIZE, 2, kv_heads, HEAD_DIM)
+        self.cache = old.to(kv_dtype)
         positions = torch.cat([torch.arange(c - n, c) for n, c in rows])
         row_of = torch.tensor([row for row, (n, _) in enumerate(rows) for _ in range(n)])
         slots = table[row_of, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
@@ -57,10 +58,17 @@ class Case:
         )
         self.qkv = torch.randn(len(positions), (heads + 2 * kv_heads) * HEAD_DIM).to(dtype)
         self.q = self.qkv.view(len(positions), -1, HEAD_DIM)[:, :heads]
-        kv_cache.write(self.cache, self.qkv[:, heads * HEAD_DIM :], slots)
+        self.kv_scales: Tensor | None = None
+        if kv_dtype == kv_cache.FP8:
+            self.kv_scales = torch.linspace(0.3, 0.7, 2 * kv_heads).view(2, kv_heads)
+        kv_cache.write(self.cache, self.qkv[:, heads * HEAD_DIM :], slots, self.kv_scales)
 
     def run(self, scale: float = 0.3, softcap: float = 0.0) -> Tensor:
-        out = self.plan().run(self.qkv, self.cache, Scores(scale, softcap))
+        scales = None
+        if self.kv_scales is not None:
+            heads = Geometry(self.q.shape[1], self.cache.shape[3], HEAD_DIM)
+            scales = HeadScales.of(self.kv_scales, heads)
+        out = self.plan().run(self.qkv, self.cache, Scores(scale, softcap), scales)
         return out.view(self.q.shape)
 
     def plan(self, num_rows: int | None = None) -> cpu_attention.CpuPlan:
@@ -70,7 +78,10 @@ class Case:
         return cpu_attention.plan(self.batch, group, self.cache, heads, rows, self.q.dtype)
 
     def expected(self, scale: float = 0.3, softcap: float = 0.0) -> Tensor:
-        return reference.attention(self.q, self.cache, self.batch, 0, scale=scale, softcap=softcap)
+        cache = self.cache
+        if self.kv_scales is not None:
+            cache = cache.float() * self.kv_scales.unsqueeze(-1)
+        return reference.attention(self.q, cache, self.batch, 0, scale=scale, softcap=softcap)
 
 
 def random_rows(seed: int) -> list[tuple[int, int]]:
@@ -143,6 +154,18 @@ def test_bfloat16(kv_dtype: torch.dtype) -> None:
 def test_float32_over_a_bfloat16_cache() -> None:
     case = Case([(1, 9), (5, 5), (6, 11)], kv_dtype=torch.bfloat16)
     torch.testing.assert_close(case.run(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_of_fp8_with_scales_of_heads(dtype: torch.dtype) -> None:
+    """Issue 6. Prompts too are read from the cache: how they came in chunks changes nothing."""
+    rows = [(1, 9), (1, 30), (5, 5), (20, 31)]
+    case = Case(rows, dtype=dtype, kv_dtype=kv_cache.FP8, window=16)
+    error = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(
+        case.run(softcap=4.0).float(), case.expected(softcap=4.0), rtol=error, atol=error
+    )
+    assert not case.plan().prompts
 
 
 @pytest.mark.parametrize("rows", [[(1, 9)], [(1, 20), (1, 3)], [(3, 3)], [(1, 4), (2, 2)]])

@@ -1,10 +1,13 @@
 """The paged cache: what is written comes back, block by block."""
 
+import os
+
 import pytest
 import torch
 
 from zlm.ops import kv_cache
 from zlm.ops.batch import GroupBatch, StepBatch
+from zlm.process.linux import memory_bytes
 
 
 def cache_of(num_blocks: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -72,3 +75,38 @@ def test_copy_blocks_in_all_layers() -> None:
     for cache, old in zip(caches, before, strict=True):
         assert torch.equal(cache, old[[0, 1, 1, 3, 1]])
     kv_cache.copy_blocks(caches, [], [])
+
+
+def test_fp8_is_divided_rounded_scrubbed_and_copied() -> None:
+    """What is beyond the range becomes its largest number; what is not finite is not kept."""
+    cache = cache_of(3, kv_cache.FP8)
+    kv = torch.full((2, 2, 2, 8), 3.3)
+    kv[0, 1, 0], kv[1, 0, 0, 3] = 1e4, float("nan")
+    scales = torch.tensor([[1.0, 2.0], [0.5, 1.0]])
+    kv_cache.write(cache, kv, torch.tensor([4, 5]), scales)
+    assert cache[1, 0, :, :, 0].float().tolist() == [[3.25, 1.625], [448.0, 3.25]]
+    batch = StepBatch(
+        token_ids=torch.zeros(2, dtype=torch.int64),
+        positions=torch.arange(2),
+        query_starts=torch.tensor([0, 2]),
+        seq_lens=torch.tensor([2]),
+        num_decodes=0,
+        query_lens=[2],
+        context_lens=[2],
+        groups=[GroupBatch(torch.tensor([4, 5]), torch.tensor([[1]]), 0)],
+    )
+    kv_cache.scrub([cache], [0], batch, torch.tensor([[1.0], [float("nan")]]))
+    assert not cache[1, 1].float().any() and cache[1, 0].float().all()
+    kv_cache.copy_blocks([cache], [1], [2])
+    assert torch.equal(cache[2].float(), cache[1].float())
+
+
+def test_takes_memory_as_it_is_written_to() -> None:
+    """Issue 6: a start takes no more than the weights, a server what its sequences fill."""
+    before = memory_bytes(os.getpid())
+    cache = kv_cache.allocate(2000, 16, 4, 128, torch.bfloat16, "cpu")  # 62 MiB
+    taken = memory_bytes(os.getpid()) - before
+    cache[:100] = 1
+    filled = memory_bytes(os.getpid()) - before
+    assert taken < 8 * 2**20 and taken + 3 * 2**20 < filled < 16 * 2**20
+    assert not cache[1000].any()

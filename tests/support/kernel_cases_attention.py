@@ -4,7 +4,7 @@
 compiled. Kernels are imported when they are run: the interpreter must have been turned on before.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class AttentionCase:
     softcap: float = 0.0
     block_size: int = 16
     sinks: bool = False
+    kv: str = ""  # "fp8": the cache is e4m3; "fp8-scaled": and has a scale for each head
 
     def how(self, device: str) -> dict[str, Any]:
         """Return the keywords of kernels and references."""
@@ -34,14 +35,31 @@ class AttentionCase:
             "window": self.window,
             "softcap": self.softcap,
             "sinks": sinks,
+            "kv_scales": self.kv_scales(device),
         }
+
+    def kv_scales(self, device: str) -> Tensor | None:
+        """Return float32 [2, Hkv] if there are scales; keys and values of 8 fit e4m3 by them."""
+        if self.kv != "fp8-scaled":
+            return None
+        values = torch.linspace(0.011, 0.03, 2 * self.num_kv_heads, device=device)
+        return values.view(2, self.num_kv_heads)
+
+    def cache_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float8_e4m3fn if self.kv else dtype
 
     @property
     def scale(self) -> float:
         return self.head_dim**-0.5
 
     def __str__(self) -> str:
-        return self.name
+        return f"{self.name}-{self.kv}" if self.kv else self.name
+
+
+def in_fp8(cases: list[AttentionCase]) -> list[AttentionCase]:
+    """Return *cases* with caches of e4m3, with and without scales by turns."""
+    kinds = ("fp8", "fp8-scaled")
+    return [replace(case, kv=kinds[index % 2]) for index, case in enumerate(cases)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +154,11 @@ def paged(
             low, high = max(first - index * size, 0), min(length - index * size, size)
             part = torch.randn((*shape[1:3], high - low, case.head_dim), generator=content)
             cache[block, :, :, low:high] = part.to(device, dtype)
+    if case.kv:
+        from zlm.kernels.kv_fp8 import rounded
+
+        scales = case.kv_scales(device)
+        cache = rounded(cache.float() if scales is None else cache / scales.t()[..., None, None])
     lengths = torch.tensor(case.lengths, dtype=torch.int32)
     return Paged(cache, table.to(device), lengths.to(device))
 
@@ -190,6 +213,7 @@ def decode_both(
         case.head_dim,
         dtype,
         torch.device(device),
+        cache_dtype=case.cache_dtype(dtype),
         processors=processors,
         use_dot=use_dot,
         configs=(planning.DecodeConfig(tile, 4, 1, 1, least),) * 2 if tile else None,
@@ -217,16 +241,16 @@ def decode_both(
 
 def prefill_both(case: AttentionCase, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
     """Return (kernel's result, reference) of prefill attention."""
-    from zlm.kernels import attention_prefill as prefill
+    from zlm.kernels import attention_prefill as prefill, attention_prefill_plan as tiling
 
     rows = paged(case, dtype, device)
     q, starts = queries(case, dtype, device), query_starts(case, device)
-    per_tile = prefill.tile_queries(
+    per_tile = tiling.tile_queries(
         case.num_heads, case.num_kv_heads, case.head_dim, dtype, torch.device(device)
     )
-    items = prefill.num_tiles(len(q), len(case.lengths), per_tile)
+    items = tiling.num_tiles(len(q), len(case.lengths), per_tile)
     plan = torch.full((items, 2), -9, dtype=torch.int32, device=device)
-    prefill.plan_prefill(starts, rows.seq_lens, out=plan, queries=per_tile, window=case.window)
+    tiling.plan_prefill(starts, rows.seq_lens, out=plan, queries=per_tile, window=case.window)
     shape = (len(q), case.num_heads, case.head_dim)
     out = torch.full(shape, float("nan"), dtype=dtype, device=device)
     where = (q, rows.cache, rows.block_table, starts, rows.seq_lens)
@@ -247,6 +271,7 @@ class RotaryCase:
     tokens: int
     qk_norm: bool = False
     value_norm: bool = False
+    fp8: bool = False  # the cache is e4m3, with a scale for each head
 
     def __str__(self) -> str:
         return self.name
@@ -258,6 +283,7 @@ ROTARY_SMALL = [
     RotaryCase("partial", 2, 2, 24, 12, 4),
     RotaryCase("value-norm", 4, 1, 16, 16, 4, qk_norm=True, value_norm=True),
     RotaryCase("one-token-many-heads", 20, 4, 16, 16, 3, qk_norm=True),
+    RotaryCase("fp8", 4, 2, 16, 16, 4, qk_norm=True, fp8=True),
 ]
 ROTARY_GPU = [
     RotaryCase("smollm2-batch-1", 9, 3, 64, 64, 3),
@@ -267,6 +293,8 @@ ROTARY_GPU = [
     RotaryCase("llama8b", 32, 8, 128, 128, 258),
     RotaryCase("phi-partial-80", 8, 8, 80, 32, 50),
     RotaryCase("dim-96", 12, 4, 96, 96, 50, qk_norm=True),
+    RotaryCase("llama8b-fp8", 32, 8, 128, 128, 258, fp8=True),
+    RotaryCase("gemma-fp8", 4, 1, 256, 256, 66, qk_norm=True, fp8=True),
 ]
 
 
@@ -294,6 +322,10 @@ def rotary_both(
             weights[name] = torch.randn(case.head_dim, generator=generator).to(device)
     if case.value_norm:
         weights["value_norm"] = True
+    if case.fp8:
+        cache = cache.to(torch.float8_e4m3fn)
+        scales = torch.linspace(0.01, 0.03, 2 * case.num_kv_heads, device=device)
+        weights["kv_scales"] = scales.view(2, case.num_kv_heads)
     where = (positions.to(device), slots.to(device), table)
     expected = rotary.reference(qkv, *where, cache, num_heads=case.num_heads, **weights)
     q_out = torch.full(
@@ -303,4 +335,6 @@ def rotary_both(
         width = case.num_heads * case.head_dim
         q_out = qkv[:, :width].unflatten(1, (case.num_heads, case.head_dim))
     rotary.rotary_kv(qkv, *where, cache, q_out=q_out, **weights)
+    if case.fp8:  # that numbers are rounded right is seen elsewhere: to the bit, for all of them
+        return (q_out, cache.float()), (expected[0], expected[1].float())
     return (q_out, cache), expected

@@ -109,6 +109,16 @@ def test_a_cut_download_is_taken_up_where_it_broke(
     assert ranges == ["bytes=100000-"]
 
 
+def test_a_file_that_came_damaged_is_named_and_fetched_again(hub: FakeHub) -> None:
+    """Issue 6: of the size that was promised, with one bit that is another."""
+    hub.damaged_once.add("model.safetensors")
+    with pytest.raises(ModelError, match=r"model\.safetensors came damaged: its SHA-256 is"):
+        resolve_model(MODEL)
+    folder = Path(resolve_model(MODEL))
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.fetched().count("model.safetensors") == 2
+
+
 def test_offline_with_the_files_there(hub: FakeHub) -> None:
     folder = resolve_model(MODEL)
     hub.close()

@@ -50,9 +50,15 @@ def test_weights_are_those_of_transformers(folder: Path) -> None:
     assert (spec.quantization, spec.checkpoint_dtype) == ("mxfp4", "bfloat16")
     fed = MXFP4Weights(FedFolderWeights(folder, spec, torch.device("cpu")))
     for weights in (open_weights(folder, spec), fed):
+        assert isinstance(weights, MXFP4Weights)
         assert set(weights.names()) == set(meant) and set(meant) != set(stored)
         for name, tensor in meant.items():
             assert torch.equal(weights.get(name), tensor), name
+            matrix = weights.matrix(name)
+            assert (matrix is not None) == name.endswith(("gate_up_proj", "down_proj"))
+            if matrix is not None:
+                rows = tensor.transpose(1, 2).flatten(0, 1)
+                assert torch.equal(matrix.dequantize(torch.bfloat16), rows)
         weights.close()
     ops = CpuOps(torch.float32)
     registry.build(spec, open_weights(folder, spec), ops=ops, max_model_len=64)

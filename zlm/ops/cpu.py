@@ -12,12 +12,12 @@ from torch import Tensor
 from zlm.ops import cpu_attention, cpu_linear, cpu_rotary, kv_cache
 from zlm.ops.backend import ExpertWeights, GatedProduct, Geometry, Mixture, Norm, Product
 from zlm.ops.batch import StepBatch
-from zlm.ops.block_matrix import BlockMatrix, Weight, plain, stack
-from zlm.ops.cpu_attention import CpuPlan
+from zlm.ops.block_matrix import BlockMatrix, Rows, Weight, plain, stack
+from zlm.ops.cpu_attention import CpuPlan, HeadScales
 from zlm.ops.cpu_experts import CpuExperts
 from zlm.ops.cpu_linear import CpuGatedProduct, CpuProduct, WideProduct
 from zlm.ops.cpu_norm import HeadNorms, RMSNorm
-from zlm.ops.cpu_quantized import QuantizedGated, QuantizedProduct
+from zlm.ops.cpu_quantized import HeadProduct, QuantizedGated, QuantizedProduct
 from zlm.ops.scores import Scores
 
 
@@ -29,10 +29,17 @@ class CpuOps:
     """
 
     def __init__(
-        self, dtype: torch.dtype, *, quantized: bool = False, narrow: bool = False
+        self,
+        dtype: torch.dtype,
+        *,
+        kv_dtype: torch.dtype | None = None,
+        quantized: bool = False,
+        narrow: bool = False,
     ) -> None:
+        """*kv_dtype*: of keys and values in the cache; None: *dtype*."""
         self.device = torch.device("cpu")
         self.dtype = dtype
+        self.kv_dtype = kv_dtype or dtype
         self.needs_lengths = True
         self.pdl = False
         self._narrow = narrow
@@ -67,14 +74,19 @@ class CpuOps:
         packed = cpu_linear.pack(gate, gate_bias), cpu_linear.pack(up, up_bias)
         return CpuGatedProduct(*packed, activation)
 
-    def experts(self, mixture: Mixture, read: Callable[[int], ExpertWeights]) -> CpuExperts:
-        return CpuExperts(mixture, read)
+    def join(self, gated: GatedProduct, down: Product) -> None:
+        pass  # a tensor is the best form
 
-    def embedding(self, weight: Weight, scale: float, dtype: torch.dtype) -> "CpuEmbedding":
+    def experts(self, mixture: Mixture, read: Callable[[int], ExpertWeights]) -> CpuExperts:
+        return CpuExperts(mixture, lambda index: read(index).plain(self.dtype))
+
+    def embedding(self, weight: Weight | Rows, scale: float, dtype: torch.dtype) -> "CpuEmbedding":
         return CpuEmbedding(weight, scale, dtype)
 
     def lm_head(self, weight: Weight, softcap: float) -> "CpuLMHead":
         if isinstance(weight, BlockMatrix):
+            if HeadProduct.takes(weight):
+                return CpuLMHead(HeadProduct(weight), softcap)
             return CpuLMHead(QuantizedProduct(weight, narrow=self._narrow), softcap)
         return CpuLMHead(cpu_linear.pack(weight), softcap)
 
@@ -90,15 +102,16 @@ class CpuOps:
         sinks: Tensor | None = None,
         value_norm: bool = False,
         reads_only: bool = False,
+        kv_scales: Tensor | None = None,
     ) -> "CpuPagedAttention | CpuReadingAttention":
         scores = Scores(scale, softcap, sinks)
         if reads_only:
             norm = None if q_norm is None else RMSNorm(q_norm, eps)
-            return CpuReadingAttention(geometry, scores, norm)
+            return CpuReadingAttention(geometry, scores, norm, kv_scales)
         norms = None
         if q_norm is not None and k_norm is not None:
             norms = HeadNorms(geometry, q_norm, k_norm, eps, values=value_norm)
-        return CpuPagedAttention(geometry, scores, norms)
+        return CpuPagedAttention(geometry, scores, norms, kv_scales)
 
     def sandwich(
         self, x: Tensor, hidden: Tensor, inner: Norm, outer: Norm
@@ -155,18 +168,18 @@ class CpuEmbedding:
     makes the product, the largest of a step, two to five times faster.
     """
 
-    def __init__(self, weight: Weight, scale: float, dtype: torch.dtype) -> None:
+    def __init__(self, weight: Weight | Rows, scale: float, dtype: torch.dtype) -> None:
         self.weight = weight
         # The factor is rounded to the weights' type, as the models were trained with.
-        stored = dtype if isinstance(weight, BlockMatrix) else weight.dtype
+        stored = weight.dtype if isinstance(weight, Tensor) else dtype
         self.scale = torch.tensor(scale, dtype=stored).item()
         self.dtype = dtype
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        if isinstance(self.weight, BlockMatrix):
-            rows = self.weight.rows(token_ids).dequantize(self.dtype)
-        else:
+        if isinstance(self.weight, Tensor):
             rows = F.embedding(token_ids, self.weight).to(self.dtype)
+        else:
+            rows = self.weight.rows(token_ids).dequantize(self.dtype)
         return rows if self.scale == 1.0 else rows.mul_(self.scale)
 
 
@@ -191,18 +204,26 @@ class CpuPagedAttention:
     one write: nothing of the QKV rows is copied on the way.
     """
 
-    def __init__(self, geometry: Geometry, scores: Scores, norms: HeadNorms | None) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        scores: Scores,
+        norms: HeadNorms | None,
+        kv_scales: Tensor | None = None,
+    ) -> None:
         self.geometry = geometry
         self.scores = scores
         self.norms = norms  # of q and k
+        self.kv_scales = kv_scales
+        self.scales = None if kv_scales is None else HeadScales.of(kv_scales, geometry)
 
     def __call__(self, qkv: Tensor, rotation: Tensor, cache: Tensor, work: CpuPlan) -> Tensor:
         geometry = self.geometry
         if self.norms is not None:
             self.norms.apply_(qkv)
         qkv = cpu_rotary.rotate(qkv, rotation)
-        kv_cache.write(cache, qkv[:, geometry.q_row :], work.slots)
-        return work.run(qkv, cache, self.scores)
+        kv_cache.write(cache, qkv[:, geometry.q_row :], work.slots, self.kv_scales)
+        return work.run(qkv, cache, self.scores, self.scales)
 
 
 class CpuReadingAttention:
@@ -211,10 +232,17 @@ class CpuReadingAttention:
     Those of the step's own tokens are read back from the cache, so that rows are like any others.
     """
 
-    def __init__(self, geometry: Geometry, scores: Scores, norm: RMSNorm | None) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        scores: Scores,
+        norm: RMSNorm | None,
+        kv_scales: Tensor | None = None,
+    ) -> None:
         self.geometry = geometry
         self.scores = scores
         self.norm = norm  # of each head of q
+        self.scales = None if kv_scales is None else HeadScales.of(kv_scales, geometry)
 
     def __call__(self, qkv: Tensor, rotation: Tensor, cache: Tensor, work: CpuPlan) -> Tensor:
         """Return [T', Hq * D] for *qkv* [T', Hq * D], queries alone."""
@@ -223,6 +251,7 @@ class CpuReadingAttention:
             self.norm.apply_(qkv.view(qkv.shape[0], -1, geometry.head_dim))
         rows = qkv.new_zeros(qkv.shape[0], geometry.row)
         rows[:, : geometry.q_row] = cpu_rotary.rotate(qkv, rotation[:, : geometry.q_row // 2])
-        stored = cache.view(-1, geometry.row - geometry.q_row).index_select(0, work.slots)
-        rows[:num_tokens, geometry.q_row :] = stored
-        return work.run(rows, cache, self.scores)
+        if cache.dtype == rows.dtype:  # else prompts too are read from the cache
+            stored = cache.view(-1, geometry.row - geometry.q_row).index_select(0, work.slots)
+            rows[:num_tokens, geometry.q_row :] = stored
+        return work.run(rows, cache, self.scores, self.scales)

@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zlm.ops import kv_cache
 from zlm.ops.backend import Geometry
 from zlm.ops.batch import GroupBatch, StepBatch
 from zlm.ops.scores import Scores
@@ -55,6 +56,21 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadScales:
+    """What the numbers of a cache of e4m3 are to be times, by query head: [Hq, 1, 1] float32."""
+
+    keys: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(cls, kv_scales: Tensor, geometry: Geometry) -> "HeadScales":
+        """Return those of *kv_scales* [2, Hkv]."""
+        repeats = geometry.num_heads // geometry.num_kv_heads
+        keys, values = kv_scales.repeat_interleave(repeats, 1)[:, :, None, None]
+        return cls(keys, values)
+
+
+@dataclass(frozen=True, slots=True)
 class Packet:
     """Pieces of one shape, computed by one call."""
 
@@ -67,14 +83,27 @@ class Packet:
     keys: Tensor  # [r, Hkv, B * block_size, D] ┐ views of the scratch
     values: Tensor  # the same                  ┘
 
-    def run(self, ordered: Tensor, geometry: Geometry, cache: Tensor, scores: Scores) -> Tensor:
+    def run(
+        self,
+        ordered: Tensor,
+        geometry: Geometry,
+        cache: Tensor,
+        scores: Scores,
+        scales: HeadScales | None,
+    ) -> Tensor:
         """Return the attention of the packet's queries, [r * L, Hq * D]."""
-        torch.index_select(cache, 0, self.blocks, out=self.copied)
+        raw = kv_cache.raw
+        torch.index_select(raw(cache), 0, self.blocks, out=raw(self.copied))
         heads = geometry.num_heads
         queries = _view(geometry, ordered, self.first, self.rows, self.length, 0, heads)
         kind = self.mask.dtype
         keys, values = self.keys.to(kind), self.values.to(kind)
-        result = _attend(queries.to(kind), keys, values, self.mask, scores)
+        queries = queries.to(kind)
+        if scales is not None:
+            queries = queries * scales.keys.to(kind)
+        result = _attend(queries, keys, values, self.mask, scores)
+        if scales is not None:
+            result = result * scales.values
         return result.transpose(1, 2).reshape(-1, geometry.q_row).to(ordered.dtype)
 
 
@@ -112,18 +141,20 @@ class CpuPlan:
     order: Tensor | None  # int64: tokens in the order of the packets; None: they stand so
     restore: Tensor | None  # int64 [T']: where each row's result is; None: in its place
 
-    def run(self, qkv: Tensor, cache: Tensor, scores: Scores) -> Tensor:
+    def run(
+        self, qkv: Tensor, cache: Tensor, scores: Scores, scales: HeadScales | None = None
+    ) -> Tensor:
         """Return causal, windowed attention [T', Hq * D] of one layer over its paged cache.
 
         qkv [T', (Hq + 2 Hkv) * D], contiguous: q, k and v of this step's tokens, q and k rotated; k
         and v have been written to *cache* before. What padding rows get is finite and means
-        nothing.
+        nothing. scales: of a cache of e4m3.
         """
         geometry = self.geometry
         ordered = qkv if self.order is None else qkv.index_select(0, self.order)
         results = [prompts.run(qkv, geometry, scores) for prompts in self.prompts]
         for packet in self.packets:
-            results.append(packet.run(ordered, geometry, cache, scores))
+            results.append(packet.run(ordered, geometry, cache, scores, scales))
         result = results[0] if len(results) == 1 else torch.cat(results)
         return result if self.restore is None else result.index_select(0, self.restore)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from zlm.ops import cpu_linear
-from zlm.ops.backend import ExpertWeights, Mixture
+from zlm.ops.backend import Mixture, PlainExpert
 from zlm.ops.cpu_linear import CpuGatedProduct, Packed
 from zlm.ops.routing import route
 
@@ -18,7 +18,7 @@ from zlm.ops.routing import route
 class CpuExperts:
     """See ``zlm.ops.backend.Experts``."""
 
-    def __init__(self, mixture: Mixture, read: Callable[[int], ExpertWeights]) -> None:
+    def __init__(self, mixture: Mixture, read: Callable[[int], PlainExpert]) -> None:
         self.mixture = mixture
         self.experts = [_pack(read(i), mixture) for i in range(mixture.count)]
 
@@ -55,7 +55,7 @@ class ClampedProduct:
 
 
 def _pack(
-    weights: ExpertWeights, mixture: Mixture
+    weights: PlainExpert, mixture: Mixture
 ) -> tuple[CpuGatedProduct | ClampedProduct, Packed]:
     gate = cpu_linear.pack(weights.gate, weights.gate_bias)
     up = cpu_linear.pack(weights.up, weights.up_bias)

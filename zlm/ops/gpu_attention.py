@@ -19,6 +19,7 @@ from zlm.kernels import (
     attention_decode,
     attention_decode_plan,
     attention_prefill,
+    attention_prefill_plan,
     rms_norm,
     rotary_kv,
 )
@@ -33,8 +34,13 @@ INTERPRETER_PROCESSORS = 3  # that decode attention is cut for, where there is n
 class Prefill(Protocol):
     """The attention of a step's rows of many tokens, for one KV group."""
 
-    def run(self, q: Tensor, cache: Tensor, out: Tensor, scores: Scores) -> None:
-        """Write to *out* [T, Hq, D] the rows' attention; q [T, Hq, D]. Other tokens are left."""
+    def run(
+        self, q: Tensor, cache: Tensor, out: Tensor, scores: Scores, kv_scales: Tensor | None
+    ) -> None:
+        """Write to *out* [T, Hq, D] the rows' attention; q [T, Hq, D]. Other tokens are left.
+
+        kv_scales: float32 [2, Hkv], of a cache of e4m3.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,9 @@ class TiledPrefill:
     fixed: bool
     pdl: bool
 
-    def run(self, q: Tensor, cache: Tensor, out: Tensor, scores: Scores) -> None:
+    def run(
+        self, q: Tensor, cache: Tensor, out: Tensor, scores: Scores, kv_scales: Tensor | None
+    ) -> None:
         attention_prefill.attention_prefill(
             q,
             cache,
@@ -75,13 +83,18 @@ class TiledPrefill:
             window=self.window,
             softcap=scores.softcap,
             sinks=scores.sinks,
+            kv_scales=kv_scales,
             fixed=self.fixed,
             pdl=self.pdl,
         )
 
 
 def workspace(
-    geometry: Geometry, dtype: torch.dtype, device: torch.device, use_dot: bool
+    geometry: Geometry,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    use_dot: bool,
 ) -> DecodeWorkspace:
     """Allocate the buffers of decode attention."""
     return attention_decode_plan.allocate_workspace(
@@ -90,6 +103,7 @@ def workspace(
         geometry.head_dim,
         dtype,
         device,
+        cache_dtype=kv_dtype,
         use_dot=use_dot,
         processors=None if device.type == "cuda" else INTERPRETER_PROCESSORS,
     )
@@ -131,13 +145,15 @@ def plan_tiles(
     """Plan the attention of the rows from *first* on; those before have a token each."""
     device = batch.seq_lens.device
     starts, lengths = batch.query_starts[first:], batch.seq_lens[first:]
-    queries = attention_prefill.tile_queries(
+    queries = attention_prefill_plan.tile_queries(
         geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, dtype, device
     )
-    items = attention_prefill.num_tiles(batch.num_tokens - first, batch.num_rows - first, queries)
+    items = attention_prefill_plan.num_tiles(
+        batch.num_tokens - first, batch.num_rows - first, queries
+    )
     tiles = torch.empty((items, 2), dtype=torch.int32, device=device)
     if items:
-        attention_prefill.plan_prefill(
+        attention_prefill_plan.plan_prefill(
             starts, lengths, out=tiles, queries=queries, window=group.window, pdl=pdl
         )
     table = group.block_table[first:]
@@ -160,6 +176,7 @@ class GpuPagedAttention:
         sinks: Tensor | None,
         value_norm: bool,
         reads_only: bool,
+        kv_scales: Tensor | None,
         pdl: bool,
     ) -> None:
         self.geometry = geometry
@@ -167,6 +184,7 @@ class GpuPagedAttention:
         self.scores = Scores(scale, softcap, sinks)
         self.value_norm = value_norm
         self.reads_only = reads_only
+        self.kv_scales = kv_scales
         self.q_norm = q_norm
         self.k_norm = k_norm
         self.whole_norms: tuple[Tensor, Tensor] | None = None  # over all heads: launched before
@@ -194,6 +212,7 @@ class GpuPagedAttention:
             eps=self.eps,
             value_norm=self.value_norm,
             reads_only=self.reads_only,
+            kv_scales=self.kv_scales,
             pdl=self.pdl,
         )
         out = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
@@ -211,10 +230,11 @@ class GpuPagedAttention:
                 window=work.window,
                 softcap=self.scores.softcap,
                 sinks=self.scores.sinks,
+                kv_scales=self.kv_scales,
                 pdl=self.pdl,
             )
         if work.prefill is not None:
-            work.prefill.run(q, cache, out, self.scores)
+            work.prefill.run(q, cache, out, self.scores, self.kv_scales)
         return out.view(qkv.shape[0], geometry.q_row)
 
     def _norm_whole_rows(self, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:

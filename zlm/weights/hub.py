@@ -9,6 +9,7 @@ Every failure becomes a ModelError that says what to do.
 
 import errno
 import os
+import time
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, snapshot_download
@@ -22,6 +23,7 @@ from huggingface_hub.errors import (
 )
 
 from zlm.errors import ModelError
+from zlm.weights import checksums
 from zlm.weights.download_progress import Report, bar_class
 from zlm.weights.resolve import similar_path
 
@@ -40,6 +42,7 @@ DISK_ERRORS = (
     errno.ENOTDIR,
     errno.EEXIST,
 )
+CLOCK_SECONDS = 2.0  # by which a file system's times may differ from the clock
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
@@ -113,7 +116,11 @@ class _Source:
         self.token = next((os.environ[k] for k in TOKEN_VARIABLES if os.environ.get(k)), None)
 
     def fetch(self, patterns: tuple[str, ...], ignored: tuple[str, ...] = IGNORED) -> Path:
-        """Download the files that match *patterns* but not *ignored*; return their folder."""
+        """Download the files that match *patterns* but not *ignored*; return their folder.
+
+        What is new is compared with the hub's checksums.
+        """
+        began = time.time() - CLOCK_SECONDS
         try:
             folder = snapshot_download(
                 self.repository,
@@ -126,6 +133,7 @@ class _Source:
             )
         except Exception as error:
             raise self.explain(error) from error
+        checksums.check_new(Path(folder).rglob("*.*"), began)
         return Path(folder)
 
     def names(self) -> list[str]:

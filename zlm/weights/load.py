@@ -26,10 +26,13 @@ from zlm.weights.feed import Feeder
 from zlm.weights.gguf import GGUFFile, TensorInfo
 from zlm.weights.gguf_dequant import SUPPORTED, dequantize
 from zlm.weights.gguf_matrix import PARTS, matrix as gguf_matrix
+from zlm.weights.gguf_rows import FileRows
 from zlm.weights.mxfp4 import MXFP4Weights
 from zlm.weights.names import gguf_names, text_names
+from zlm.weights.parts import read_part
 from zlm.weights.quantized import QuantizedWeights
 from zlm.weights.raw import RawFile
+from zlm.weights.region import Choose
 from zlm.weights.safetensors import folder_tensors, naming, open_file, tensor_places
 
 CPU = torch.device("cpu")
@@ -87,6 +90,15 @@ class FolderWeights:
         with naming(path):
             return self._files[path].get_tensor(stored).clone()
 
+    def part(self, name: str, choose: Choose) -> Tensor:
+        """Return what *choose* names of tensor *name*: no more of the file is read."""
+        stored = self._names[name]
+        path = self._paths[stored]
+        with naming(path):
+            whole = self._files[path].get_slice(stored)
+            region = choose(whole.get_shape())
+            return self.get(name) if region is None else read_part(whole, region)
+
     def close(self) -> None:
         self._files = {}
 
@@ -111,6 +123,27 @@ class FedFolderWeights:
         place = self._places[path][stored]
         raw = self._feeder.read(self._files[path], place.offset, place.num_bytes)
         return raw.view(getattr(torch, place.dtype)).view(place.shape)
+
+    def part(self, name: str, choose: Choose) -> Tensor:
+        """Return what *choose* names of tensor *name*: of rows, no others are read."""
+        stored = self._names[name]
+        path = self._paths[stored]
+        place = self._places[path][stored]
+        region = choose(place.shape)
+        if region is None or region.dim or not region.ranges:
+            whole = self.get(name)
+            return whole if region is None else read_part(whole, region)
+        rows, columns = place.shape[0], place.shape[1:]
+        row_bytes = place.num_bytes // max(rows, 1)
+        read = [
+            self._feeder.read(
+                self._files[path], place.offset + first * row_bytes, (last - first) * row_bytes
+            )
+            for first, last in region.ranges
+        ]
+        read.append(read[0].new_zeros(region.zeros * row_bytes))
+        raw = torch.cat(read) if region.zeros or len(read) > 2 else read[0]
+        return raw.view(getattr(torch, place.dtype)).view(-1, *columns)
 
     def close(self) -> None:
         self._feeder.close()
@@ -161,9 +194,15 @@ class GGUFWeights:
     def matrix(self, name: str) -> BlockMatrix | None:
         """Return tensor *name* as it is quantized; None if it is not."""
         info = self._tensors[self._names[name]]
-        if info.type not in PARTS or len(info.shape) != 2 or self._feeder is not None:
+        if info.type not in PARTS or len(info.shape) != 2:
             return None
         return gguf_matrix(self._raw(name, info), info.type, info.shape)
+
+    def rows(self, name: str) -> FileRows | None:
+        """Return what reads rows of tensor *name* from the file, if that is better; CPU only."""
+        info = self._tensors[self._names[name]]
+        is_plain = self._device.type == "cpu" and not self._interleaved_heads(name)
+        return FileRows(self._file.path, info) if is_plain and FileRows.takes(info) else None
 
     def _raw(self, name: str, info: TensorInfo) -> Tensor:
         """Return the encoded rows of tensor *name*, in Hugging Face's order."""

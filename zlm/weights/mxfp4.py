@@ -4,16 +4,21 @@
 ``gate_up_proj`` [E, H, 2 I] here, dequantized when it is asked for, and so is ``down_proj``.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
 from zlm.errors import ModelError
 from zlm.layers.quantization import mxfp4
+from zlm.ops.block_matrix import BlockMatrix
+from zlm.weights.parts import chosen, read_tensor
+from zlm.weights.region import Choose
 
 if TYPE_CHECKING:
     from zlm.weights.load import Weights
 
+T = TypeVar("T")
 BLOCKS, SCALES = "_blocks", "_scales"
 
 
@@ -36,11 +41,25 @@ class MXFP4Weights:
     def get(self, name: str) -> Tensor:
         if name not in self._packed:
             return self._stored.get(name)
+        return self._read(name, mxfp4.dequantize).transpose(1, 2)
+
+    def matrix(self, name: str) -> BlockMatrix | None:
+        """Return the weights *name* of all experts as they are quantized; None if they are not."""
+        return self._read(name, mxfp4.matrix) if name in self._packed else None
+
+    def _read(self, name: str, make: Callable[[Tensor, Tensor], T]) -> T:
+        """Return what *make* makes of blocks and scales of *name*."""
         blocks, scales = (self._stored.get(name + part) for part in (BLOCKS, SCALES))
         try:
-            return mxfp4.dequantize(blocks, scales).transpose(1, 2)
+            return make(blocks, scales)
         except ValueError as error:
             raise ModelError(f"the parts of the quantized {name} do not agree: {error}") from error
+
+    def part(self, name: str, choose: Choose) -> Tensor:
+        """Return what *choose* names of tensor *name*: of one that is not quantized, no more."""
+        if name not in self._packed:
+            return read_tensor(self._stored, name, choose)
+        return chosen(self.get(name), choose)
 
     def close(self) -> None:
         self._stored.close()

@@ -14,6 +14,7 @@ a ``GpuPlan`` that is printed, allocated from, and at last compared with what a 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from zlm.config import Resolved
 from zlm.errors import ConfigError
@@ -39,12 +40,12 @@ class GpuPlan:
         """What torch may come to reserve."""
         return self.costs.allocated + self.blocks.total_bytes
 
-    def table(self) -> list[str]:
-        """Return the plan as lines of text for the log."""
+    def parts(self) -> list[tuple[str, int]]:
+        """Return what is in the card's memory, in bytes, and what is left."""
         costs, total = self.costs, self.card.total_bytes
         used = costs.total + self.blocks.total_bytes
         others = total - self.card.available_bytes
-        rows = [
+        return [
             ("weights", costs.weights),
             ("tables, sampling", costs.tables),
             ("activations", costs.activations),
@@ -54,9 +55,19 @@ class GpuPlan:
             ("other processes", others),
             ("left free", total - others - used),
         ]
+
+    def facts(self) -> dict[str, Any]:
+        """Return the plan as values: see ``MemoryPlan.facts``."""
+        return {**self.blocks.facts(), "title": self.card.name, "parts": self.parts()}
+
+    def table(self) -> list[str]:
+        """Return the plan as lines of text for the log."""
+        total = self.card.total_bytes
         share = self.budget_bytes / total
-        lines = [f"{self.card.name}: {total / GIB:.1f} GiB, of which zlm may use {share:.0%}"]
-        lines += [f"{name:<18}{size / GIB:>9.2f} GiB" for name, size in rows]
+        size, name = f"{total / GIB:.1f} GiB", self.card.name
+        head = name if name.endswith(size) else f"{name}: {size}"  # a card that is not here
+        lines = [f"{head}, of which zlm may use {share:.0%}"]
+        lines += [f"{name:<18}{size / GIB:>9.2f} GiB" for name, size in self.parts()]
         return lines + self.blocks.table()[:-1]
 
 
@@ -104,8 +115,10 @@ def least_kv_bytes(groups: Sequence[GroupFacts], wanted: Demand) -> int:
 
 
 def longest_context(groups: Sequence[GroupFacts], wanted: Demand, left: int) -> int:
-    """Return the largest max_model_len, in whole blocks, that *left* bytes hold once."""
+    """Return the largest max_model_len, all or whole blocks, that *left* bytes hold once."""
     size = wanted.block_size_tokens
+    if least_kv_bytes(groups, wanted) <= left:
+        return wanted.max_model_len
     low, high = 0, wanted.max_model_len // size
     while low < high:
         middle = (low + high + 1) // 2

@@ -4,17 +4,37 @@ The same for every device and for models of text and of vectors: what a cache lo
 ops' business.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from zlm.config import Resolved
+from zlm.config import Resolved, kv_cache_type
 from zlm.ops.backend import Ops
 from zlm.worker.memory_plan import GroupFacts
 
+log = logging.getLogger("zlm.worker")
+
 # Block size, KV heads, head dimension and type to the bytes of one block of one layer.
 BlockBytes = Callable[[int, int, int, torch.dtype], int]
+
+TYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+}
+
+
+def kv_type(resolved: Resolved, compute_type: torch.dtype) -> torch.dtype:
+    """Return the type of keys and values where products are of *compute_type*."""
+    compute_name = str(compute_type).removeprefix("torch.")
+    wanted = resolved.config.cache.kv_cache_dtype
+    name = kv_cache_type(wanted, compute_name, resolved.spec, resolved.device)
+    if name != compute_name:
+        log.info("keys and values are kept in %s", name)
+    return TYPES[name]
 
 
 def facts(resolved: Resolved, block_bytes: BlockBytes, dtype: torch.dtype) -> list[GroupFacts]:

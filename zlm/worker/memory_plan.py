@@ -15,6 +15,7 @@ Block 0 of every group is the null block: counts here are of usable blocks, ``to
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from zlm.config import Resolved
 from zlm.errors import ConfigError
@@ -70,6 +71,19 @@ class MemoryPlan:
     def total_bytes(self) -> int:
         sizes = [group.block_bytes for group in self.groups]
         return sum(n * size for n, size in zip(self.totals, sizes, strict=True))
+
+    def facts(self) -> dict[str, Any]:
+        """Return the plan as values: what is shared out in bytes, and what each KV group gets.
+
+        A group is its window in tokens (0: full), its usable blocks, their tokens, and its bytes.
+        """
+        groups = [
+            (group.window_tokens, n, n * self.block_size_tokens, (n + 1) * group.block_bytes)
+            for group, n in zip(self.groups, self.num_blocks, strict=True)
+        ]
+        taken = self.total_bytes
+        parts = [("KV cache", taken), ("left free", max(0, self.free_bytes - taken))]
+        return {"title": "memory beside the model", "parts": parts, "groups": groups}
 
     def table(self) -> list[str]:
         """Return the plan as lines of text for the log."""
