@@ -25,6 +25,7 @@ from zlm.kernels import (
     attention_decode as decode,
     attention_decode_plan as planning,
     attention_prefill as prefill,
+    attention_prefill_plan as tiling,
 )
 from zlm.kernels.rms_norm import rms_norm
 from zlm.kernels.rotary_kv import rotary_kv
@@ -158,10 +159,10 @@ def prefill_work(shape: Shape, pool: Pool, chunk: int, context: int, rows: int, 
     ends = range(context - chunk + 1, context + 1)
     pairs = rows * sum(min(end, win) if win else end for end in ends)
     geometry = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    per_tile = prefill.tile_queries(*geometry, DTYPE, device)
-    items = prefill.num_tiles(tokens, rows, per_tile)
+    per_tile = tiling.tile_queries(*geometry, DTYPE, device)
+    items = tiling.num_tiles(tokens, rows, per_tile)
     plan = torch.empty((items, 2), dtype=torch.int32, device=device)
-    prefill.plan_prefill(starts, seq_lens, out=plan, queries=per_tile, window=win)
+    tiling.plan_prefill(starts, seq_lens, out=plan, queries=per_tile, window=win)
     qkv = torch.randn((tokens, shape.qkv_width), device=device).to(DTYPE)
     q = qkv[:, :heads].unflatten(1, (shape.num_heads, shape.head_dim))
     out = torch.empty((tokens, shape.num_heads, shape.head_dim), dtype=DTYPE, device=device)

@@ -55,6 +55,19 @@ SHAPES: dict[str, list[tuple[str, int, int, str]]] = {
         ("down", 4096, 14336, "add"),
     ],
 }
+TILES = (  # BN, BK, stages, warps
+    (16, 128, 5, 4),
+    (16, 256, 3, 4),
+    (32, 64, 8, 4),
+    (32, 128, 5, 4),
+    (32, 256, 3, 4),
+    (64, 64, 6, 4),
+    (64, 64, 10, 4),
+    (64, 128, 3, 4),
+    (64, 128, 5, 4),
+    (128, 64, 4, 8),
+    (128, 128, 4, 8),
+)
 SLICES = (0,)  # the setting that stands for linear_slices, which has none
 Launch = Callable[[], None]
 
@@ -111,15 +124,8 @@ def vector_settings(K: int, gate: bool) -> Iterator[tuple[int, ...]]:
 def tile_settings(rows: int, K: int, gate: bool) -> Iterator[tuple[int, ...]]:
     """Yield (BM, BN, BK, stages, warps)."""
     most = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    for columns, depth, stages, warps in (
-        (16, 128, 5, 4),
-        (16, 256, 3, 4),
-        (32, 64, 5, 4),
-        (32, 128, 4, 4),
-        (32, 256, 3, 4),
-        (64, 64, 4, 4),
-    ):
-        if most * depth <= 64 * 128 and not (gate and columns == 64 and depth == 128):
+    for columns, depth, stages, warps in TILES:
+        if most * depth <= 64 * 128 and columns * depth * (2 if gate else 1) <= 2**15:
             yield most, columns, depth, stages, warps
 
 

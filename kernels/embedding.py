@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from zlm.kernels.chain import begin
+from zlm.kernels.launch import cdiv, direct, power_of_two
 
 BLOCK, WARPS = 1024, 4  # columns of a program: 8 a thread, one 16-byte load of 2-byte elements
 
@@ -13,6 +14,7 @@ def reference(token_ids: Tensor, weight: Tensor, scale: float) -> Tensor:
     return weight[token_ids.long()].double() * scale
 
 
+@direct
 @triton.jit
 def _embedding_kernel(
     p_ids, p_weight, p_out, stride, out_stride, scale,
@@ -40,8 +42,8 @@ def embedding(
     assert weight.stride(1) == 1 and out.stride(1) == 1 and token_ids.stride(0) == 1
     if not tokens:
         return
-    block = min(BLOCK, triton.next_power_of_2(width))
-    _embedding_kernel[(tokens, triton.cdiv(width, block))](
+    block = min(BLOCK, power_of_two(width))
+    _embedding_kernel[(tokens, cdiv(width, block))](
         token_ids, weight, out, weight.stride(0), out.stride(0), float(scale),
         H=width, BLOCK=block, PDL=pdl, num_warps=WARPS, launch_pdl=pdl,
     )  # fmt: skip

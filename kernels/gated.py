@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from zlm.kernels.chain import begin
+from zlm.kernels.launch import cdiv, direct, power_of_two
 from zlm.kernels.linear_epilogue import ACTIVATIONS, activate
 
 # Columns of a program and its warps: 8 columns a thread, a 16-byte load of 2-byte elements. It is
@@ -25,6 +26,7 @@ def reference(x: Tensor, activation: str) -> Tensor:
     return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
+@direct
 @triton.jit
 def _gated_kernel(
     p_x, p_out, x_stride, out_stride, N,
@@ -51,8 +53,8 @@ def gated(x: Tensor, activation: str, *, out: Tensor, pdl: bool = False) -> None
     assert x.shape == (rows, 2 * width) and x.stride(1) == 1 and out.stride(1) == 1
     if not rows:
         return
-    block = min(BLOCK, triton.next_power_of_2(width))
-    _gated_kernel[(rows, triton.cdiv(width, block))](
+    block = min(BLOCK, power_of_two(width))
+    _gated_kernel[(rows, cdiv(width, block))](
         x, out, x.stride(0), out.stride(0), width,
         BLOCK=block, KIND=ACTIVATIONS[activation], PDL=pdl, num_warps=WARPS, launch_pdl=pdl,
     )  # fmt: skip

@@ -15,6 +15,7 @@ root's own sum is not waited for; nothing is rounded between.
 import triton
 import triton.language as tl
 from zlm.kernels.chain import begin
+from zlm.kernels.launch import cdiv, direct, power_of_two
 from zlm.kernels.linear_epilogue import SMALL_BYTES, Product, finish
 
 
@@ -30,6 +31,7 @@ def _constants(p_bias, p_up_bias, b_n, b_in_n, BIAS: tl.constexpr, UP_BIAS: tl.c
     return b_bias, b_up_bias
 
 
+@direct
 @triton.jit
 def _one_tile_kernel(
     p_x, p_w, p_bias, p_norm, p_residual, p_up, p_up_bias, p_out,
@@ -81,6 +83,7 @@ def _one_tile_kernel(
         tl.store(p_out + i_row * out_stride + b_n, acc, mask=b_in_n)
 
 
+@direct
 @triton.jit
 def _chunks_kernel(
     p_x, p_w, p_bias, p_norm, p_residual, p_up, p_up_bias, p_out,
@@ -127,12 +130,12 @@ def _chunks_kernel(
 def run(product: Product, columns: int, chunk: int, warps: int, *, pdl: bool) -> None:
     """Launch for BN = *columns*; K in chunks of *chunk* (a power of two), one tile if it fits."""
     (M, K), N = product.x.shape, product.weight.shape[0]
-    blocks = triton.cdiv(N, columns)
+    blocks = cdiv(N, columns)
     arguments = (*product.tensors, *product.strides, N, product.eps)
     options = {"BN": columns, "K": K, "PDL": pdl, **product.flags}
     options |= {"num_warps": warps, "launch_pdl": pdl}
     if chunk >= K:
-        size = triton.next_power_of_2(K)
+        size = power_of_two(K)
         each = 1 if product.weight_bytes <= SMALL_BYTES else M
         _one_tile_kernel[(M // each * blocks,)](
             *arguments, M=each, PARTS=M // each, BK=size, num_stages=1, **options

@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 from zlm.kernels.chain import begin
+from zlm.kernels.launch import cdiv, direct, power_of_two
 from zlm.kernels.linear_epilogue import Product, finish
 
 ROWS, COLUMNS, SLICES = 16, 16, 8
@@ -43,6 +44,7 @@ def _normed(b_x, b_norm, eps, K: tl.constexpr, FIRST: tl.constexpr, TYPE: tl.con
     return (b_wide * b_norm.to(tl.float32)[:, None, :]).to(TYPE), b_squares
 
 
+@direct
 @triton.jit(do_not_specialize=["M"])
 def _slices_kernel(
     p_x, p_w, p_bias, p_norm, p_residual, p_up, p_up_bias, p_out,
@@ -119,8 +121,8 @@ def takes(product: Product) -> bool:
 def run(product: Product, *, pdl: bool) -> None:
     """Launch for any number of rows."""
     (M, K), N = product.x.shape, product.weight.shape[0]
-    depth = min(MOST_DEPTH, max(16, triton.next_power_of_2(triton.cdiv(K, SLICES))))
-    _slices_kernel[(triton.cdiv(N, COLUMNS), triton.cdiv(M, ROWS))](
+    depth = min(MOST_DEPTH, max(16, power_of_two(cdiv(K, SLICES))))
+    _slices_kernel[(cdiv(N, COLUMNS), cdiv(M, ROWS))](
         *product.tensors, *product.strides, N, product.eps, M,
         K=K, S=SLICES, BM=ROWS, BN=COLUMNS, BK=depth, HALVES=SLICES * depth < K,
         FIRST=product.weight.dtype == torch.float16, PDL=pdl, **product.flags,

@@ -20,9 +20,9 @@ import functools
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 from zlm.kernels import linear_gemv, linear_slices, linear_tile
+from zlm.kernels.launch import cdiv, power_of_two
 from zlm.kernels.linear_epilogue import ACTIVATIONS, SMALL_BYTES, Product
 
 MOST_ROWS = 64
@@ -58,6 +58,14 @@ TILES: dict[str, tuple[tuple[int, tuple[int, int, int, int, int]], ...]] = {
         (32, (32, 32, 128, 5, 4)),
         (64, (64, 32, 128, 5, 4)),
     )
+}
+# Of large weights, by their rows (gate and up together) and K; BM as above.
+LARGE_TILES: dict[str, dict[tuple[int, int], tuple[int, int, int, int]]] = {
+    "NVIDIA H200": {
+        (6144, 4096): (64, 128, 5, 4),
+        (4096, 4096): (64, 128, 5, 4),
+        (28672, 4096): (64, 128, 5, 4),
+    }
 }
 FIXED_TILE = (64, 64, 64, 4, 4)  # for any number of rows
 ANY_TILES = (
@@ -130,15 +138,14 @@ def linear(
     device = device_name(x.device)
     if fixed:
         linear_tile.run(product, *FIXED_TILE, pdl=pdl)
-    elif tiled:
-        linear_tile.run(product, *tile_setting(device, rows, N), pdl=pdl)
-    elif rows <= VECTOR_ROWS:
+    elif not tiled and rows <= VECTOR_ROWS:
         columns, chunk, warps = vector_setting(device, N, K, gated=up is not None)
         linear_gemv.run(product, columns, chunk, warps, pdl=pdl)
-    elif product.weight_bytes <= SMALL_BYTES and linear_slices.takes(product):
+    elif not tiled and product.weight_bytes <= SMALL_BYTES and linear_slices.takes(product):
         linear_slices.run(product, pdl=pdl)
     else:
-        linear_tile.run(product, *tile_setting(device, rows, N), pdl=pdl)
+        weights = 1 if up is None else 2
+        linear_tile.run(product, *tile_setting(device, rows, N, K, weights), pdl=pdl)
 
 
 @functools.cache
@@ -151,12 +158,12 @@ def device_name(device: torch.device) -> str:
 def vector_setting(device: str, N: int, K: int, *, gated: bool) -> tuple[int, int, int]:
     """Return BN, the chunk of K and the warps of a vector product with N output columns."""
     weights = 2 if gated else 1
-    size = triton.next_power_of_2(K)
+    size = power_of_two(K)
     tuned = VECTOR.get(device, {}).get((N * weights, K))
     if tuned is None:
         warps = 8 if size >= 2048 else 4
         columns = min(8, max(1, (8192 if size >= 2048 or N >= 16384 else 4096) // size))
-        while columns > 1 and triton.cdiv(N * weights, columns) < 128:
+        while columns > 1 and cdiv(N * weights, columns) < 128:
             columns //= 2  # fewer programs than SMs
     else:
         columns, warps = tuned
@@ -169,10 +176,15 @@ def vector_setting(device: str, N: int, K: int, *, gated: bool) -> tuple[int, in
     return columns, size if room >= size else min(room, 8192), warps
 
 
-def tile_setting(device: str, rows: int, N: int) -> tuple[int, int, int, int, int]:
+def tile_setting(
+    device: str, rows: int, N: int, K: int = 0, weights: int = 1
+) -> tuple[int, int, int, int, int]:
     """Return BM, BN, BK, stages and warps of a product of *rows* rows with the matrix units."""
+    large = LARGE_TILES.get(device, {}).get((weights * N, K))
     for most, setting in TILES.get(device, ANY_TILES):
         if rows <= most:
+            if large is not None:
+                return setting[0], *large
             BM, BN, BK, stages, warps = setting
             return BM, 16 if N <= 2048 else BN, BK, stages, warps
     raise ValueError(f"linear takes at most {MOST_ROWS} rows, not {rows}")

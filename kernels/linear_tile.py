@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from zlm.kernels.chain import begin
+from zlm.kernels.launch import cdiv, direct, power_of_two
 from zlm.kernels.linear_epilogue import Product, finish
 
 SHARED_BYTES = 200 * 1024  # of the 227 kB that a program may use on Hopper
@@ -33,12 +34,23 @@ def _call_into_l2(p_w, b_n, stride, N, COLUMNS: tl.constexpr, BYTES: tl.constexp
     )  # fmt: skip
 
 
+@triton.jit
+def _multiply(b_x, b_w, acc, SWAPPED: tl.constexpr):
+    """Return *acc* plus x [BM, BK] @ w [BK, BN], or with SWAPPED its transpose [BN, BM]."""
+    if SWAPPED:
+        acc = tl.dot(tl.trans(b_w), tl.trans(b_x), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(b_x, b_w, acc, input_precision="ieee")
+    return acc
+
+
+@direct
 @triton.jit(do_not_specialize=["M"])
 def _tile_kernel(
     p_x, p_w, p_bias, p_norm, p_residual, p_up, p_up_bias, p_out,
     x_stride, w_stride, residual_stride, up_stride, out_stride, N, eps, M,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WHOLE: tl.constexpr,
-    FIRST: tl.constexpr, AHEAD: tl.constexpr, BYTES: tl.constexpr,
+    FIRST: tl.constexpr, AHEAD: tl.constexpr, BYTES: tl.constexpr, SWAPPED: tl.constexpr,
     BIAS: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, GATE: tl.constexpr,
     UP_BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -76,8 +88,12 @@ def _tile_kernel(
             b_x = tl.load(p_rows + start + b_k[None, :], mask=b_in_x, other=0.0).to(tl.float32)
             b_root += tl.sum(b_x * b_x, axis=1)
         b_root = 1.0 / tl.sqrt(b_root / K + eps)
-    acc = tl.zeros([BM, BN], tl.float32)
-    acc_up = tl.zeros([BM, BN], tl.float32)
+    if SWAPPED:
+        acc = tl.zeros([BN, BM], tl.float32)
+        acc_up = tl.zeros([BN, BM], tl.float32)
+    else:
+        acc = tl.zeros([BM, BN], tl.float32)
+        acc_up = tl.zeros([BM, BN], tl.float32)
     for start in range(0, K, BK):
         b_at = start + b_k
         if WHOLE:
@@ -97,10 +113,12 @@ def _tile_kernel(
                 b_x = b_x * b_norm[None, :]
         b_x = b_x.to(TYPE)
         b_w = tl.load(p_columns + b_at[:, None], mask=b_in_w, other=0.0)
-        acc = tl.dot(b_x, b_w, acc, input_precision="ieee")
+        acc = _multiply(b_x, b_w, acc, SWAPPED)
         if GATE:
             b_up = tl.load(p_up_columns + b_at[:, None], mask=b_in_w, other=0.0)
-            acc_up = tl.dot(b_x, b_up, acc_up, input_precision="ieee")
+            acc_up = _multiply(b_x, b_up, acc_up, SWAPPED)
+    if SWAPPED:
+        acc, acc_up = tl.trans(acc), tl.trans(acc_up)
     if NORM and not FIRST:
         b_root = 1.0 / tl.sqrt(b_root / K + eps)
         acc, acc_up = acc * b_root[:, None], acc_up * b_root[:, None]
@@ -120,20 +138,20 @@ def run(
     size = product.weight.element_size()
     if size == 4:  # no matrix unit multiplies float32 exactly: by vectors, and larger tiles spill
         columns, depth = 16, min(depth, 64)
-    depth = max(16, min(depth, triton.next_power_of_2(K)))
+    depth = max(16, min(depth, power_of_two(K)))
     per_k = rows * max(size, product.x.element_size())
     per_k += columns * size * (2 if product.up is not None else 1)
     while depth > 32 and per_k * depth * 2 > SHARED_BYTES:
         depth //= 2
     stages = max(1, min(stages, SHARED_BYTES // (per_k * depth)))
     ahead = PREFETCH_BYTES // (columns * size * (2 if product.up is not None else 1))
-    ahead = min(ahead, triton.next_power_of_2(K + 1) // 2)  # no more than there is
+    ahead = min(ahead, power_of_two(K + 1) // 2)  # no more than there is
     ahead = ahead if ahead * size >= LINE_BYTES.value else 0
     options = {"BM": rows, "BN": columns, "BK": depth, "K": K, "PDL": pdl, **product.flags}
     options |= {"num_warps": warps, "num_stages": stages, "launch_pdl": pdl}
-    grid = (triton.cdiv(N, columns), triton.cdiv(M, rows))
+    grid = (cdiv(N, columns), cdiv(M, rows))
     _tile_kernel[grid](
         *product.tensors, *product.strides, N, product.eps, M,
         WHOLE=K % depth == 0, FIRST=product.weight.dtype == torch.float16,
-        AHEAD=ahead, BYTES=size, **options,
+        AHEAD=ahead, BYTES=size, SWAPPED=columns >= 64 > rows and size == 2, **options,
     )  # fmt: skip

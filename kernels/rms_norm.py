@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from zlm.kernels.chain import begin
+from zlm.kernels.launch import direct, power_of_two
 
 # Warps of a program by padded width. Rows are few in decode: a row's latency is what counts, and
 # 4 to 8 elements a thread (one 16-byte load) keep it short.
@@ -47,6 +48,7 @@ def _normalised(h: Tensor, eps: float) -> Tensor:
     return h / torch.sqrt(h.square().mean(-1, keepdim=True) + eps)
 
 
+@direct
 @triton.jit
 def _rms_norm_kernel(
     p_x,
@@ -110,7 +112,7 @@ def rms_norm(
     assert x.stride(1) == 1 and out.stride(1) == 1 and out.shape == x.shape
     if not rows:
         return
-    block = triton.next_power_of_2(width)
+    block = power_of_two(width)
     # An absent tensor's argument is never read: any pointer stands in for it.
     old = x if residual is None else residual
     new = x if residual_out is None else residual_out

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from zlm.kernels import sampling_cut
 from zlm.kernels.chain import begin
+from zlm.kernels.launch import direct, power_of_two
 from zlm.kernels.sampling_columns import CHUNK, Columns, Scratch, num_chunks
 from zlm.kernels.sampling_rng import exponential, row_key
 
@@ -67,6 +68,7 @@ def reference(
     return tokens.masked_fill(status != ROW_OK.value, 0), status.to(torch.uint8)
 
 
+@direct
 @triton.jit
 def _race_kernel(
     p_logits, p_slots, p_positions, p_seeds, p_temperature, p_row_peak, p_cut,
@@ -105,6 +107,7 @@ def _race_kernel(
         tl.store(p_key_id + i_out, key_id)
 
 
+@direct
 @triton.jit
 def _settle_kernel(
     p_slots, p_positions, p_temperature, p_peak, p_peak_id, p_key, p_key_id, p_token, p_status,
@@ -197,5 +200,5 @@ def sample(
         0 if tokens is None else tokens.stride(0), 0 if tokens is None else tokens.shape[1],
         0 if tokens is None else tokens.shape[0] - 1, 0 if counts is None else counts.stride(0),
         STORE=tokens is not None, COUNT=counts is not None,
-        CHUNKS=triton.next_power_of_2(chunks), PDL=pdl, num_warps=1, launch_pdl=pdl,
+        CHUNKS=power_of_two(chunks), PDL=pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip

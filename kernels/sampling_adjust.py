@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from zlm.kernels.launch import cdiv, direct
 
 BLOCK = 2048
 IN_PROMPT = tl.constexpr(1 << 30)
@@ -44,6 +45,7 @@ def reference(
     return wide
 
 
+@direct
 @triton.jit
 def _adjust_kernel(
     p_logits, p_out, p_slots, p_repetition, p_presence, p_frequency, p_count_rows, p_counts,
@@ -80,6 +82,7 @@ def _adjust_kernel(
     tl.store(p_out + i_wide * out_stride + b_id, b_value, mask=b_in)
 
 
+@direct
 @triton.jit
 def _clear_kernel(p_rows, p_counts, count_stride, vocab, BLOCK: tl.constexpr):
     row = tl.load(p_rows + tl.program_id(0)).to(tl.int64)
@@ -89,6 +92,7 @@ def _clear_kernel(p_rows, p_counts, count_stride, vocab, BLOCK: tl.constexpr):
         tl.store(p_counts + row * count_stride + b_id, b_zero, mask=b_id < vocab)
 
 
+@direct
 @triton.jit
 def _count_kernel(
     p_rows, p_slots, p_num_prompt, p_lengths, p_tokens, p_counts, token_stride, count_stride, vocab,
@@ -121,9 +125,9 @@ def recount(
     tokens; ``tokens`` int32 [slots, L]. Every place of L is looked at: not for a decode step.
     """
     num_joins, vocab_size = rows.shape[0], counts.shape[1]
-    grid = (num_joins, triton.cdiv(vocab_size, BLOCK))
+    grid = (num_joins, cdiv(vocab_size, BLOCK))
     _clear_kernel[grid](rows, counts, counts.stride(0), vocab_size, BLOCK=BLOCK, num_warps=4)
-    _count_kernel[(num_joins, triton.cdiv(tokens.shape[1], BLOCK))](
+    _count_kernel[(num_joins, cdiv(tokens.shape[1], BLOCK))](
         rows, slots, num_prompt, lengths, tokens, counts,
         tokens.stride(0), counts.stride(0), vocab_size, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
@@ -151,7 +155,7 @@ def adjust(
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == 1 and out.stride(1) == 1 and out.shape == logits.shape
     assert counts is not None or mask is not None, "nothing to adjust"
-    _adjust_kernel[(num_rows, triton.cdiv(vocab_size, BLOCK))](
+    _adjust_kernel[(num_rows, cdiv(vocab_size, BLOCK))](
         logits, out, slots, repetition, presence, frequency, count_rows, counts, mask_rows, mask,
         logits.stride(0), out.stride(0),
         0 if counts is None else counts.stride(0), 0 if mask is None else mask.stride(0),

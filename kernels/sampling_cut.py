@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from zlm.kernels.chain import begin
+from zlm.kernels.launch import direct, power_of_two
 from zlm.kernels.sampling_columns import CHUNK, PIVOTS, Columns, Scratch, num_chunks
 
 PASSES = 8  # ceil(31 bits / log2(PIVOTS)), with the rounding up of every step counted in
@@ -30,6 +31,7 @@ GREEDY_BELOW = tl.constexpr(1e-5)
 FARTHEST = tl.constexpr(0x7F7FFFFF)  # bits of the largest finite float32
 
 
+@direct
 @triton.jit
 def _base_kernel(
     p_slots, p_temperature, p_min_p, p_peak, p_row_peak, p_cut, chunks,
@@ -91,6 +93,7 @@ def _narrow(
     return lo, hi, below, target, ((hi - lo > 1) & (within - below > 1)).to(tl.int32)
 
 
+@direct
 @triton.jit
 def _pass_kernel(
     p_logits, p_slots, p_temperature, p_limit, p_row_peak, p_cut,
@@ -155,6 +158,7 @@ def _pass_kernel(
             tl.store(p_next_masses + p_at, b_mass)
 
 
+@direct
 @triton.jit
 def _finish_kernel(
     p_slots, p_limit, p_cut, p_state, p_target, p_counts, p_masses, chunks,
@@ -192,7 +196,7 @@ def cut(
     """
     num_rows, vocab_size = logits.shape
     chunks = num_chunks(vocab_size)
-    padded = triton.next_power_of_2(chunks)
+    padded = power_of_two(chunks)
     _base_kernel[(num_rows,)](
         slots, columns.temperature, columns.min_p, scratch.peak, scratch.row_peak, scratch.cut,
         chunks, CHUNKS=padded, PDL=pdl, num_warps=1, launch_pdl=pdl,

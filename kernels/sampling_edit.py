@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from zlm.kernels.launch import cdiv, direct
 
 BLOCK = 128
 INFINITY = tl.constexpr(float("inf"))
@@ -23,6 +24,7 @@ def reference(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> Tens
     return out.index_put(where, values[real].double(), accumulate=True)
 
 
+@direct
 @triton.jit(do_not_specialize=["entries"])
 def _bias_kernel(p_logits, p_rows, p_ids, p_values, stride, entries, BLOCK: tl.constexpr):
     b_entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -33,6 +35,7 @@ def _bias_kernel(p_logits, p_rows, p_ids, p_values, stride, entries, BLOCK: tl.c
     tl.atomic_add(p_logits + b_row * stride + b_id, b_value, mask=b_row >= 0)
 
 
+@direct
 @triton.jit(do_not_specialize=["entries"])
 def _early_kernel(
     p_logits, p_rows, p_ids, p_until, p_lengths, stride, entries, BLOCK: tl.constexpr
@@ -48,6 +51,7 @@ def _early_kernel(
     tl.store(p_at, b_old - INFINITY, mask=b_in & (b_old < INFINITY))
 
 
+@direct
 @triton.jit
 def _words_kernel(
     p_logits, p_rows, p_starts, p_ids, p_slots, p_num_prompt, p_lengths, p_tokens, stride,
@@ -81,7 +85,7 @@ def add_bias(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
     entries = rows.shape[0]
     if not entries:
         return
-    _bias_kernel[(triton.cdiv(entries, BLOCK),)](
+    _bias_kernel[(cdiv(entries, BLOCK),)](
         logits, rows, ids, values, logits.stride(0), entries, BLOCK=BLOCK, num_warps=4
     )
 
@@ -97,7 +101,7 @@ def ban_early_ends(
     entries = rows.shape[0]
     if not entries:
         return
-    _early_kernel[(triton.cdiv(entries, BLOCK),)](
+    _early_kernel[(cdiv(entries, BLOCK),)](
         logits, rows, ids, until, lengths, logits.stride(0), entries, BLOCK=BLOCK, num_warps=4
     )
 

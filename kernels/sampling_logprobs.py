@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from zlm.kernels.launch import direct, power_of_two
 from zlm.kernels.sampling_columns import CHUNK, num_chunks
 
 IMPOSSIBLE = tl.constexpr(-9999.0)
@@ -35,7 +36,7 @@ class Scratch:
 def allocate(num_rows: int, vocab_size: int, most: int, device: torch.device | str) -> Scratch:
     """Return scratch for up to *most* alternatives (at most ``MOST``)."""
     assert most <= MOST
-    chunks, size = num_chunks(vocab_size), triton.next_power_of_2(max(most, 1))
+    chunks, size = num_chunks(vocab_size), power_of_two(max(most, 1))
     return Scratch(
         peak=torch.zeros(num_rows, chunks, device=device),
         total=torch.zeros(num_rows, chunks, device=device),
@@ -54,6 +55,7 @@ def reference(logits: Tensor, chosen: Tensor, most: int) -> tuple[Tensor, Tensor
     return own.squeeze(1), (raw > own).sum(-1) + 1, ids[:, :most], values[:, :most]
 
 
+@direct
 @triton.jit
 def _chunk_kernel(
     p_logits, p_rows, p_chosen, p_peak, p_total, p_above, p_values, p_ids, stride, vocab, chunks,
@@ -85,6 +87,7 @@ def _chunk_kernel(
             b_left = b_left & (b_id != best_id)
 
 
+@direct
 @triton.jit(do_not_specialize=["most", "out_stride"])
 def _merge_kernel(
     p_logits, p_rows, p_chosen, p_peak, p_total, p_above, p_values, p_ids,
@@ -154,5 +157,5 @@ def top_logprobs(
     _merge_kernel[(entries,)](
         logits, rows, chosen, *partial, own, ranks, top_ids, top_values,
         logits.stride(0), chunks, most, top_ids.stride(0),
-        SIZE=size, CHUNKS=triton.next_power_of_2(chunks), num_warps=4,
+        SIZE=size, CHUNKS=power_of_two(chunks), num_warps=4,
     )  # fmt: skip

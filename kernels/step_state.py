@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from zlm.kernels.chain import begin
+from zlm.kernels.launch import cdiv, direct
 
 BLOCK = 128
 
@@ -45,6 +46,7 @@ def reference(
     return tokens[slot, positions].long(), positions, starts.long() + counts, mapping
 
 
+@direct
 @triton.jit
 def _prepare_kernel(
     p_slots, p_starts, p_query_starts, p_tokens, p_blocks, p_ids, p_positions, p_seq_lens,
@@ -76,6 +78,7 @@ def _prepare_kernel(
             tl.store(p_starts + i_row, start + count, mask=slot != dummy_slot)
 
 
+@direct
 @triton.jit
 def _gather_blocks_kernel(
     p_slots, p_seq_lens, p_blocks, p_out, group_stride, block_stride, out_group_stride, out_stride,
@@ -95,6 +98,7 @@ def _gather_blocks_kernel(
         tl.store(p_row + b_at, b_block, mask=b_at < width)
 
 
+@direct
 @triton.jit(do_not_specialize=["count"])
 def _write_kernel(p_entries, p_blocks, count, BLOCK: tl.constexpr):
     b_at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -132,7 +136,7 @@ def prepare(
     rows, groups = slots.shape[0], blocks.shape[0]
     assert slot_mapping.shape[0] == groups and slot_mapping.stride(1) == 1
     assert most == 1 or not advance
-    _prepare_kernel[(rows, triton.cdiv(most, BLOCK))](
+    _prepare_kernel[(rows, cdiv(most, BLOCK))](
         slots, starts, query_starts, tokens, blocks, token_ids, positions, seq_lens, slot_mapping,
         tokens.stride(0), blocks.stride(0), blocks.stride(1), slot_mapping.stride(0),
         tokens.shape[1], tokens.shape[0] - 1, ADVANCE=advance, GROUPS=groups,
@@ -156,7 +160,7 @@ def gather_blocks(
     """
     groups, rows, width = out.shape
     assert blocks.shape[0] == groups and blocks.shape[2] == width
-    _gather_blocks_kernel[(rows, triton.cdiv(width, BLOCK), groups)](
+    _gather_blocks_kernel[(rows, cdiv(width, BLOCK), groups)](
         slots, seq_lens, blocks, out, blocks.stride(0), blocks.stride(1),
         out.stride(0), out.stride(1), width, BLOCK_SIZE=block_size, BLOCK=BLOCK, PDL=pdl,
         num_warps=1, launch_pdl=pdl,
@@ -170,4 +174,4 @@ def write_blocks(entries: Tensor, blocks: Tensor) -> None:
     """
     count = entries.shape[0]
     assert blocks.is_contiguous() and entries.is_contiguous()
-    _write_kernel[(triton.cdiv(count, BLOCK),)](entries, blocks, count, BLOCK=BLOCK, num_warps=1)
+    _write_kernel[(cdiv(count, BLOCK),)](entries, blocks, count, BLOCK=BLOCK, num_warps=1)

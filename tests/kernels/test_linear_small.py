@@ -7,7 +7,7 @@ from kernel_cases_gemm import SMALL, GemmCase, operands, relative_error
 
 triton_interpreter.enable()
 
-from zlm.kernels import linear_slices, linear_small  # noqa: E402
+from zlm.kernels import linear_slices, linear_small, linear_tile  # noqa: E402
 from zlm.kernels.linear_epilogue import ACTIVATIONS, Product  # noqa: E402
 
 SLICED = [
@@ -39,6 +39,16 @@ def test_slices(case: GemmCase) -> None:
     half = operands(case, torch.float16, "cpu")
     linear_small.linear(**half, out=out)
     assert relative_error(out, linear_small.reference(**half)) < 1e-3
+
+
+@pytest.mark.parametrize("case", [SLICED[0], SLICED[1], GemmCase(20, 70, 100, bias=True)], ids=str)
+def test_tiles_of_many_columns(case: GemmCase) -> None:
+    """From 64 columns on the matrix units get the weight as the left factor."""
+    arguments = operands(case, torch.float16, "cpu")
+    out = torch.full((case.rows, case.N), float("nan"))
+    named = {**arguments, "activation": ACTIVATIONS[arguments["activation"]]}
+    linear_tile.run(Product(out=out, **named), 32, 64, 32, 3, 4, pdl=False)
+    assert relative_error(out, linear_small.reference(**arguments)) < 1e-3
 
 
 def test_what_slices_take() -> None:

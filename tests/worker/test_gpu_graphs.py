@@ -86,3 +86,22 @@ def test_a_failing_capture(log: list[str], error: Exception) -> None:
     for _ in range(3):
         graphs.run(SHAPES[2], "draw")
     assert log == ["body", "begin", "end", "body", "body", "body"]
+
+
+def test_the_nearest_graph_holds_the_step_and_little_more(log: list[str]) -> None:
+    sizes = StepSizes(64)
+    graphs = StepGraphs(lambda shape, form: None, eager=False)
+    captured = [
+        sizes.mixed(decodes, 1, tokens, decodes + 1)
+        for decodes in (0, 32)
+        for tokens in (256, 1024)
+    ]
+    for shape in captured:
+        graphs.capture(shape, "draw")
+    wanted = sizes.mixed(20, 2, 300, 22)
+    assert graphs.nearest(wanted, "draw", 2000) == sizes.mixed(32, 1, 1024, 33)
+    assert graphs.nearest(sizes.mixed(0, 3, 250, 3), "draw", 2000) == sizes.mixed(0, 1, 256, 1)
+    assert graphs.nearest(wanted, "draw", 600) is None, "too much padding"
+    assert graphs.nearest(wanted, "cut", 2000) is None
+    assert graphs.nearest(sizes.mixed(20, 40, 300, 22), "draw", 2000) is None, "too many prompts"
+    assert graphs.nearest(captured[1], "draw", 0) == captured[1]

@@ -214,6 +214,10 @@ class FakeGraphs:
     def takes(self, *key: Any) -> bool:
         return key not in self.captured
 
+    def nearest(self, shape: StepShape, form: str, most_padding: int) -> StepShape | None:
+        known = [captured for captured, its_form in self.captured if its_form == form]
+        return next((each for each in known if each.holds(shape)), None)
+
     def capture(self, *key: Any) -> None:
         self.captured.append(key)
 
@@ -225,7 +229,7 @@ def test_idle_time_captures_steps_of_padding(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(pair.gpu, "graphs", graphs)
     sizes = pair.assembled.sizes
     shapes = [sizes.mixed(4, 1, 16, 5), sizes.mixed(4, 1, 16, 5), sizes.decodes(2)]
-    pair.gpu.spare_shapes.extend(shapes)
+    pair.gpu.spare_shapes.extend((shape, "draw") for shape in shapes)
     pair.step([(4, 0, 23, 1)], [join(4, PROMPT)])
     pair.step([(4, 23, 1, 1)])
     assert pair.gpu.use_idle_time()
@@ -233,6 +237,22 @@ def test_idle_time_captures_steps_of_padding(monkeypatch: pytest.MonkeyPatch) ->
     assert not pair.gpu.use_idle_time() and not pair.gpu.use_idle_time()
     assert graphs.captured == [(shapes[0], "draw"), (shapes[2], "draw")]
     pair.step([(4, 25, 1, 1)])
+
+
+def test_prompts_run_in_the_graph_of_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More decodes, tokens and rows than there are: padding, and the answers are the same."""
+    pair = Pair((0, 7))
+    graphs = FakeGraphs(pair.gpu.graphs.run)
+    monkeypatch.setattr(pair.gpu, "graphs", graphs)
+    longer = pair.assembled.sizes.mixed(4, 1, 64, 5)
+    graphs.captured.append((longer, "draw"))
+    pair.step([(4, 0, 23, 1)], [join(4, PROMPT)])
+    pair.gpu.most_padding = 200
+    pair.step(
+        [(4, 23, 1, 1), (2, 0, 9, 1), (3, 0, 7, 1)], [join(2, PROMPT[:9]), join(3, PROMPT[:7])]
+    )
+    pair.step([(2, 9, 1, 1), (3, 7, 1, 1), (4, 24, 1, 1)])
+    assert graphs.ran[0].prefill_tokens < longer.prefill_tokens and graphs.ran[1] == longer
 
 
 def test_only_decodes_of_the_attention_for_old_cards_are_captured(
@@ -243,7 +263,8 @@ def test_only_decodes_of_the_attention_for_old_cards_are_captured(
     graphs = FakeGraphs(pair.gpu.graphs.run)
     monkeypatch.setattr(pair.gpu, "graphs", graphs)
     sizes = pair.assembled.sizes
-    pair.gpu.spare_shapes.extend([sizes.mixed(4, 1, 16, 5), sizes.decodes(2)])
+    spare = [sizes.mixed(4, 1, 16, 5), sizes.decodes(2)]
+    pair.gpu.spare_shapes.extend((shape, "draw") for shape in spare)
     assert not pair.gpu.use_idle_time()
     assert graphs.captured == [(sizes.decodes(2), "draw")]
     pair.step([(4, 0, 9, 1)], [join(4, PROMPT[:9])])
@@ -263,7 +284,7 @@ def test_steps_that_the_card_computes_for_long_are_not_captured(
     monkeypatch.setattr(pair.gpu, "_captured_tokens", 16)
     sizes = pair.assembled.sizes
     large, small = sizes.mixed(4, 1, 65, 5), replace(sizes.mixed(4, 1, 64, 5), prefill_tokens=16)
-    pair.gpu.spare_shapes.extend([large, small])
+    pair.gpu.spare_shapes.extend([(large, "draw"), (small, "draw")])
     assert not pair.gpu.use_idle_time()
     assert graphs.captured == [(small, "draw")]
     pair.step([(4, 0, 23, 1)], [join(4, PROMPT)])

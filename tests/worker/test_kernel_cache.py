@@ -94,6 +94,7 @@ import sys
 import torch
 
 from zlm.kernels import rms_norm, step_state
+from zlm.worker import kernel_farm
 from zlm.worker.kernel_farm import Farm
 from zlm.worker.kernel_variants import Recorder, current_target, use_target
 
@@ -116,7 +117,9 @@ with Recorder() as recorder:
 print(len(recorder.variants), recorder.num_cached)
 if recorder.variants:
     with Farm(2) as farm:
-        failures = farm.compile(recorder.variants, current_target())
+        kernel_farm.REPORT_SECONDS, told = 0.01, []
+        failures = farm.compile(recorder.variants, current_target(), told.append)
+    assert told[-1] == f"compiling kernels: 0 of {len(recorder.variants)} left"
     # Without a driver there is no library to link the launchers with; kernels are compiled first.
     assert all("libcuda" in error for error in failures.values()), failures
 try:

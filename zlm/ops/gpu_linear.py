@@ -19,29 +19,37 @@ from zlm.kernels.linear_epilogue import SMALL_BYTES
 from zlm.kernels.linear_small import VECTOR_ROWS, device_name
 from zlm.ops.backend import Norm, Product
 
-# Rows of x up to which our kernels beat cuBLAS in a chain of overlapping launches, by the rows of a
-# weight (gate and up together) and its columns. Without an entry: vector products alone. At 64 rows
-# a step of SmolLM2's products took 1,355 us with ours and 881 with cuBLAS, at 8 rows 616 and 754;
-# Gemma's gated product is cuBLAS's at 8 rows already.
+# Rows of x up to which products shared out among warps (``linear_slices``) beat cuBLAS in a chain
+# of overlapping launches, by the rows of a weight (gate and up together) and its columns. Without
+# an entry: vector products alone. 576 x 1536 takes 3.2 us at 8 rows and 3.8 at 32, by tiles 3.7
+# and 4.7, by cuBLAS 4.7 and 4.8; 1024 x 3072 4.4 at 8 rows, 7.4 and 6.9.
 OWN_ROWS: dict[str, dict[tuple[int, int], int]] = {
     "NVIDIA H200": {
-        (960, 576): 16,
-        (576, 576): 16,
-        (3072, 576): 16,
-        (576, 1536): 16,
-        (1536, 640): 16,
+        (576, 1536): 32,
         (640, 1024): 16,
-        (640, 2048): 16,
+        (640, 2048): 32,
+        (1024, 2048): 16,
+        (1024, 3072): 16,
     },
 }
 # From how many rows of x, and up to how many, tiles after a norm of its own beat cuBLAS in such a
-# chain: a step of Gemma at 64 rows took 691 us with tiles and 736 with cuBLAS.
+# chain: a step of SmolLM2 took 573, 631, 709 and 725 us with tiles at 8, 16, 32 and 64 rows and
+# 754, 815, 836 and 888 with cuBLAS; 6144 x 4096 takes 14.9 us at 8 rows and 15.9.
 TILE_ROWS: dict[str, dict[tuple[int, int], tuple[int, int]]] = {
     "NVIDIA H200": {
-        (1536, 640): (17, 64),
+        (960, 576): (5, 64),
+        (576, 576): (5, 64),
+        (3072, 576): (5, 64),
+        (576, 1536): (33, 64),
+        (1536, 640): (5, 64),
         (640, 1024): (17, 64),
-        (4096, 640): (33, 64),
+        (4096, 640): (5, 64),
         (640, 2048): (33, 64),
+        (4096, 1024): (5, 64),
+        (6144, 1024): (5, 64),
+        (6144, 4096): (2, 16),
+        (4096, 4096): (2, 16),
+        (28672, 4096): (2, 16),
     },
 }
 
@@ -62,12 +70,9 @@ class Reach:
 def reach(weight: Tensor, *, pdl: bool) -> Reach:
     """Return the reach of our kernels for *weight*; *pdl*: whether kernels of a step overlap.
 
-    A large weight keeps the card busy on its own: the loads of several kernels at once are then in
-    each other's way, every row beyond the first costs its product, and thousands of programs that
+    With a large weight every row beyond the first costs its product, and thousands of programs that
     each compute the norm read as much again as the weight: 69 us against 55 for 28672 x 4096.
     """
-    if weight.nbytes > SMALL_BYTES:
-        return Reach(1, overlaps=False, norms=False)
     rows, tiles = 0, range(0)
     if pdl and weight.dtype != torch.float32:  # which the matrix units do not multiply exactly
         size = (weight.shape[0], weight.shape[1])
@@ -75,6 +80,8 @@ def reach(weight: Tensor, *, pdl: bool) -> Reach:
         rows = OWN_ROWS.get(card, {}).get(size, 0)
         first, last = TILE_ROWS.get(card, {}).get(size, (0, -1))
         tiles = range(first, last + 1)
+    if weight.nbytes > SMALL_BYTES:
+        return Reach(1, overlaps=pdl, norms=False, tiles=tiles)
     return Reach(max(rows, VECTOR_ROWS), overlaps=pdl, norms=True, tiles=tiles)
 
 

@@ -141,9 +141,12 @@ def _seconds(x: Tensor, products: list[cpu_linear.Packed], limit: float) -> floa
             return shortest
 
 
-def set_threads(wanted: int | None) -> int:
-    """Use *wanted* compute threads, or one a physical core that this process may run on."""
-    threads = wanted if wanted is not None else physical_cores()
+def set_threads(wanted: int | None, ranks: int = 1) -> int:
+    """Use *wanted* compute threads, or one a physical core that this process may run on.
+
+    In the latter case *ranks* processes share the cores.
+    """
+    threads = wanted if wanted is not None else max(1, physical_cores() // ranks)
     if threads < 1:
         raise ConfigError(f"--cpu-threads {threads} is less than 1")
     torch.set_num_threads(threads)

@@ -58,6 +58,21 @@ class StepGraphs:
         else:
             graph.replay()
 
+    def nearest(self, shape: StepShape, form: str, most_padding: int) -> StepShape | None:
+        """Return the smallest captured shape that *shape*, with prefill, can be run in.
+
+        It has at most *most_padding* tokens more. None if there is no such graph.
+        """
+        if (shape, form) in self._graphs:
+            return shape
+        most = shape.num_tokens + most_padding
+        holding = [
+            captured
+            for captured, its_form in self._graphs
+            if its_form == form and captured.num_tokens <= most and captured.holds(shape)
+        ]
+        return min(holding, key=lambda captured: captured.num_tokens, default=None)
+
     def takes(self, shape: StepShape, form: str) -> bool:
         """Tell whether a graph of it may be made, and there is none."""
         has_room = not self._eager and len(self._graphs) < MAX_GRAPHS

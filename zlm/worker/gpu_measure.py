@@ -20,9 +20,12 @@ BFLOAT16_CAPABILITY = (8, 0)
 LIST_SECONDS = 5.0  # how long nvidia-smi may take to list processes
 
 
-def open_device() -> torch.device:
-    """Start CUDA on the first visible GPU and return it; ConfigError, in its words, if it fails."""
-    device = torch.device("cuda", 0)
+def open_device(rank: int = 0) -> torch.device:
+    """Start CUDA on visible GPU number *rank*, the current one from then on, and return it.
+
+    Raises ConfigError, in CUDA's words, if that fails.
+    """
+    device = torch.device("cuda", rank)
     try:
         torch.cuda.init()
         torch.cuda.set_device(device)

@@ -43,8 +43,13 @@ class StepProgram:
         sizes: StepSizes,
         max_num_batched_tokens: int,
         pdl: bool,
+        samples: bool = True,
     ) -> None:
-        """*pdl*: kernels may start before the one before has ended (``zlm.kernels.chain``)."""
+        """*pdl*: kernels may start before the one before has ended (``zlm.kernels.chain``).
+
+        samples: False in a stage before the last, where every form is ``silent``.
+        """
+        self._has_logits = samples
         self._pdl = pdl
         self._model = model
         self._caches = caches
@@ -84,7 +89,7 @@ class StepProgram:
         inputs = self.inputs(shape)
         batch = self._batch(inputs, shape, lengths)
         hidden = self._model.forward(batch, self._caches)
-        if form == "silent":
+        if form == "silent" or not self._has_logits:
             return hidden
         picked, positions = hidden, batch.seq_lens
         if shape.prefill_rows:

@@ -99,8 +99,12 @@ class GpuRunner:
         max_num_batched_tokens: int,
         captured_tokens: int,
         eager: bool = False,
+        samples: bool = True,
     ) -> None:
-        """*captured_tokens*: of prompts in a step; steps with more run without a graph."""
+        """*captured_tokens*: of prompts in a step; steps with more run without a graph.
+
+        samples: False in a stage before the last.
+        """
         self._ops = ops
         self._caches = caches
         self._tables = tables
@@ -120,6 +124,7 @@ class GpuRunner:
             sizes=sizes,
             max_num_batched_tokens=max_num_batched_tokens,
             pdl=ops.pdl,
+            samples=samples,
         )
         self.graphs = StepGraphs(self._program.launch, eager=eager or not self._on_gpu)
         self._prompt = PromptLogprobs(model, vocab_size, device)
@@ -128,7 +133,9 @@ class GpuRunner:
         self._running: deque[_Running] = deque()
         self._unsampled: _Unsampled | None = None
         self._vocab_size = vocab_size
-        self.spare_shapes: deque[StepShape] = deque()  # to be captured when there is time
+        self._form = "draw" if samples else "silent"  # of a usual step
+        self.spare_shapes: deque[tuple[StepShape, str]] = deque()  # to be captured in idle time
+        self.most_padding = 0  # tokens that a captured step may have beyond one that is not
         self._last_end = 0.0
 
     # ------------------------------------------------------------------------------ steps
@@ -217,24 +224,28 @@ class GpuRunner:
         """Capture one of the shapes in ``spare_shapes``; return whether some are left."""
         assert not self._running
         while self.spare_shapes:
-            shape = self.spare_shapes.popleft()
-            if self._captures(shape):
-                self.rehearse(shape)
+            shape, form = self.spare_shapes.popleft()
+            if self._captures(shape, form):
+                self.rehearse(shape, form)
                 break
         return bool(self.spare_shapes)
 
     @torch.inference_mode()
-    def rehearse(self, shape: StepShape) -> None:
-        """Run a step of padding alone, and capture it if it can be and has not been."""
+    def rehearse(self, shape: StepShape, form: str = "") -> None:
+        """Run a step of padding alone, and capture it if it can be and has not been.
+
+        form: empty for that of a usual step.
+        """
+        form = form or self._form
         self._steady = None
         self._program.load(gpu_steps.blank(shape, self._tables.dummy_slot))
         none = [0] * shape.num_rows
-        self._program.launch(shape, "draw", (none, none))
-        if self._captures(shape):
-            self.graphs.capture(shape, "draw")
+        self._program.launch(shape, form, (none, none))
+        if self._captures(shape, form):
+            self.graphs.capture(shape, form)
 
-    def _captures(self, shape: StepShape) -> bool:
-        return self._can_capture(shape) and self.graphs.takes(shape, "draw")
+    def _captures(self, shape: StepShape, form: str) -> bool:
+        return self._can_capture(shape) and self.graphs.takes(shape, form)
 
     def _can_capture(self, shape: StepShape) -> bool:
         """Whether *shape* is not too large, and needs no lengths, which no two steps share."""
@@ -261,14 +272,16 @@ class GpuRunner:
 
     def _launch_rows(self, message: Execute, running: _Running) -> None:
         rows = step_inputs.read(message)
-        shape = self._sizes.shape(rows)
-        array, chosen = gpu_steps.fill(rows, shape, self._tables.dummy_slot)
-        self._program.load(array)
         sampled = rows.sampled_slots
         sampling = self._sampler.variant(sampled) if len(sampled) else "silent"
         if message.masked:
             sampling = None
         form = sampling or "logits"
+        shape = self._sizes.shape(rows)
+        if shape.prefill_rows and self.most_padding:
+            shape = self.graphs.nearest(shape, form, self.most_padding) or shape
+        array, chosen = gpu_steps.fill(rows, shape, self._tables.dummy_slot)
+        self._program.load(array)
         hidden, self._steady = None, None
         wants_prompt = self._prompt.wanted(rows, self._sampler)
         if wants_prompt or not self._can_capture(shape):

@@ -9,7 +9,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ import triton
 
 from zlm.config import Resolved, ServerOptions
 from zlm.messages import Execute, Join, SamplingSpec, WorkerReady
-from zlm.models import registry
+from zlm.models import registry, shares
 from zlm.models.tensors import expected_tensors
 from zlm.ops.backend import Ops
 from zlm.ops.select import select
@@ -34,15 +35,18 @@ from zlm.worker import (
 )
 from zlm.worker.gpu_runner import GpuRunner
 from zlm.worker.gpu_sampler import GpuSampler
-from zlm.worker.gpu_steps import StepShape, StepSizes
+from zlm.worker.gpu_steps import StepSizes
 from zlm.worker.gpu_tables import GpuTables
 from zlm.worker.kernel_farm import Farm, compile_all
 from zlm.worker.kernel_variants import Recorder
+from zlm.worker.parallel import Group, join
+from zlm.worker.stage_runner import StageRunner
 
 log = logging.getLogger("zlm.worker")
 
 WARM_LOGITS = 16  # rows that every way of sampling is tried on
 LAUNCH_BOUND = 2 * 10**12  # tokens times parameters that take about as long as 300 launches
+PADDING_BOUND = 5 * 10**11  # and that take a third of what launching a step takes
 WARM_PREFILLS = (1024, 512, 256, 128, 64)  # tokens of lone prompts whose graphs are made at start
 
 
@@ -54,19 +58,25 @@ class Assembled:
     sampler: GpuSampler
     tables: GpuTables
     sizes: StepSizes
+    samples: bool = True  # False in a stage before the last
 
 
-def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> startup.Started:
+def start(
+    resolved: Resolved, rank: int, say: Callable[[str], None], meeting: Path = Path()
+) -> startup.Started:
     """Load the model of *resolved* onto the GPU and make it ready; *say* is told of each phase.
 
-    Raises ConfigError or ModelError, naming the flag or the tensor.
+    With other ranks this one meets them at the file *meeting*. All of them run the same steps from
+    then on. Raises ConfigError or ModelError, naming the flag or the tensor.
     """
     config, spec = resolved.config, resolved.spec
     hashing, kernels = kernel_cache.hash_kernels(), kernel_cache.prepare()
-    farm = Farm() if kernel_cache.is_cold(kernels) else None
+    farm = Farm() if rank == 0 and kernel_cache.is_cold(kernels) else None
     say("starting CUDA")
-    device = gpu_measure.open_device()
+    device = gpu_measure.open_device(rank)
     torch.cuda.set_stream(torch.cuda.Stream(device))  # graphs cannot be captured on the default one
+    group = join(device, rank, config.parallel, meeting)
+    whole, resolved = resolved, shares.resolved_of_worker(resolved, rank)
     card = gpu_measure.card(device)
     capability = torch.cuda.get_device_capability(device)
     dtype = gpu_measure.compute_dtype(
@@ -76,40 +86,47 @@ def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> startup.
     ops = select(
         device,
         dtype,
+        kv_dtype=group_caches.kv_type(resolved, dtype),
         attention=config.compute.attention_backend,
         deterministic=config.compute.deterministic,
     )
-    groups = group_caches.facts(resolved, ops.block_bytes, ops.dtype)
+    groups = group_caches.facts(resolved, ops.block_bytes, ops.kv_dtype)
     limits = gpu_forecast.capacities(resolved, sizes, prefill_graphs=not ops.needs_lengths)
     bytes_each = dtype.itemsize
     expected = gpu_costs.costs(resolved, card, limits, element_bytes=bytes_each)
     gpu_memory.plan(resolved, card, expected, groups)
+    keep = gpu_costs.keeps_codes(resolved, bytes_each)
     say("loading weights")
-    model = startup.load_model(resolved, ops)
+    model = startup.load_model(whole, ops, say, keep_quantized=keep, parallel=group.parallel)
     torch.cuda.synchronize()
     taken = torch.cuda.memory_allocated(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     needed = gpu_costs.costs(resolved, card, limits, element_bytes=bytes_each, weights=taken)
     plan = gpu_memory.plan(resolved, card, needed, groups)
+    plan = replace(plan, blocks=group.least_blocks(plan.blocks))
     for line in plan.table():
         log.info("%s", line)
     say("allocating the KV cache")
-    assembled = assemble(resolved, model, ops, plan.blocks.totals, device, sizes)
+    is_last = group.parallel.stage.is_last
+    assembled = assemble(resolved, model, ops, plan.blocks.totals, device, sizes, samples=is_last)
     say("compiling kernels")
     hashing.join()
-    marks = kernel_cache.WarmMarks(kernels, _kernel_facts(resolved, card.name, dtype))
-    if farm is not None or not marks.is_set():
-        _compile(assembled, resolved, plan.blocks.num_blocks, farm)
+    facts = _kernel_facts(resolved, card.name, dtype) + f" rank {rank}".encode()
+    marks = kernel_cache.WarmMarks(kernels, facts)
+    if group.any(farm is not None or not marks.is_set()):
+        _compile(assembled, resolved, plan.blocks.num_blocks, farm, group, say)
     say("warming up")
     warm_up(assembled, resolved, plan.blocks.num_blocks)
     marks.set()
-    assembled.runner.spare_shapes.extend(_spare_shapes(resolved, sizes))
+    if group.size == 1:  # ranks are not idle at the same time: what they do not do together hangs
+        _use_idle_time(assembled.runner, resolved, sizes)
     for line in gpu_memory.verify(plan, gpu_measure.measured(device)):
         log.info("%s", line)
     name = str(dtype).removeprefix("torch.")
     ready = WorkerReady(rank, plan.blocks.totals, resolved.device, name)
-    return startup.Started(assembled.runner, ready)
+    runner = assembled.runner if is_last else StageRunner(assembled.runner)
+    return startup.Started(runner, ready, memory=plan.facts(), answers=group.answers)
 
 
 def _kernel_facts(resolved: Resolved, card: str, dtype: torch.dtype) -> bytes:
@@ -121,26 +138,45 @@ def _kernel_facts(resolved: Resolved, card: str, dtype: torch.dtype) -> bytes:
 
 
 def _compile(
-    assembled: Assembled, resolved: Resolved, num_blocks: Sequence[int], farm: Farm | None
+    assembled: Assembled,
+    resolved: Resolved,
+    num_blocks: Sequence[int],
+    farm: Farm | None,
+    group: Group,
+    say: Callable[[str], None],
 ) -> None:
-    """Find the kernels that the warm-up will launch, and compile those not in the cache."""
+    """Find the kernels that the warm-up will launch, and compile those not in the cache.
+
+    The first rank does it for all; what is left to the others are kernels of their own.
+    """
     with Recorder() as recorder, assembled.runner.graphs.paused():
         warm_up(assembled, resolved, num_blocks, times=1)
     log.info(
         "kernels: %d in the cache, %d to be compiled", recorder.num_cached, len(recorder.variants)
     )
-    if recorder.variants:
-        compile_all(recorder.variants, farm)
+    if recorder.variants and group.worker == 0:
+        compile_all(recorder.variants, farm, say)
     if farm is not None:
         farm.close()
+    group.any(False)  # waits for the first rank
+    left = recorder.missing() if group.worker else []
+    if left:
+        compile_all(left, say=say)
 
 
-def _spare_shapes(resolved: Resolved, sizes: StepSizes) -> list[StepShape]:
-    """Return common shapes that the host takes longer to launch than the card to compute."""
-    tensors = expected_tensors(resolved.spec).values()
-    longest = LAUNCH_BOUND // sum(math.prod(shape) for shape in tensors)
+def _use_idle_time(runner: GpuRunner, resolved: Resolved, sizes: StepSizes) -> None:
+    """Have *runner* capture, in idle time, what the host takes longer to launch than the card.
+
+    Those are decodes that cut the distribution (top_k, top_p, min_p), and prompts of common
+    lengths, in whose graphs those of other lengths are run as well.
+    """
+    parameters = sum(math.prod(shape) for shape in expected_tensors(resolved.spec).values())
     common = sizes.common(resolved.max_num_batched_tokens)
-    return [shape for shape in common if shape.num_tokens <= longest]
+    prompts = [shape for shape in common if shape.num_tokens <= LAUNCH_BOUND // parameters]
+    decodes = [sizes.decodes(rows) for rows in reversed(sizes.decode_buckets)]
+    for shapes, form in ((decodes, "cut"), (prompts, "draw"), (prompts, "cut")):
+        runner.spare_shapes.extend((shape, form) for shape in shapes)
+    runner.most_padding = PADDING_BOUND // parameters
 
 
 def assemble(
@@ -150,8 +186,13 @@ def assemble(
     totals: Sequence[int],
     device: torch.device,
     sizes: StepSizes,
+    *,
+    samples: bool = True,
 ) -> Assembled:
-    """Allocate the caches, tables and the sampler, and put the runner over them."""
+    """Allocate the caches, tables and the sampler, and put the runner over them.
+
+    samples: False in a stage before the last.
+    """
     groups, size = resolved.kv_groups, resolved.config.cache.block_size_tokens
     vocab_size = resolved.spec.vocab_size
     tables = GpuTables(
@@ -168,7 +209,7 @@ def assemble(
     runner = GpuRunner(
         model,
         ops,
-        group_caches.allocate(resolved, totals, ops, ops.dtype),
+        group_caches.allocate(resolved, totals, ops, ops.kv_dtype),
         tables,
         sampler,
         group_layers=[group.layers for group in groups],
@@ -178,8 +219,9 @@ def assemble(
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         captured_tokens=gpu_forecast.largest_captured(resolved, sizes).prefill_tokens,
         eager=resolved.config.compute.enforce_eager,
+        samples=samples,
     )
-    return Assembled(runner, sampler, tables, sizes)
+    return Assembled(runner, sampler, tables, sizes, samples)
 
 
 def warm_up(
@@ -193,7 +235,7 @@ def warm_up(
     """
     runner, sampler, tables = assembled.runner, assembled.sampler, assembled.tables
     began = time.perf_counter()
-    blocks = _Blocks(resolved, num_blocks)
+    blocks = _Blocks(resolved, num_blocks, samples=assembled.samples)
     budget = resolved.max_num_batched_tokens
     runner.rehearse(assembled.sizes.largest(budget))
     runner.rehearse(gpu_forecast.largest_captured(resolved, assembled.sizes))
@@ -224,20 +266,23 @@ def warm_up(
 class _Blocks:
     """Makes steps for the warm-up; sequences share blocks where there are too few."""
 
-    def __init__(self, resolved: Resolved, num_blocks: Sequence[int]) -> None:
+    def __init__(
+        self, resolved: Resolved, num_blocks: Sequence[int], *, samples: bool = True
+    ) -> None:
         self._resolved = resolved
         self._usable = min(num_blocks)
+        self._samples = int(samples)
         self._size = resolved.config.cache.block_size_tokens
         self.used: set[tuple[int, int]] = set()  # (group, block)
 
     def prefill(self, tokens: int, rows: int) -> Execute:
         """Return a step of *rows* prompts of *tokens* tokens in all, as far as they may be long."""
         each = max(1, min(tokens // max(rows, 1), self._resolved.max_model_len - 1))
-        return self._step([(slot, 0, each, 1) for slot in range(max(rows, 1))])
+        return self._step([(slot, 0, each, self._samples) for slot in range(max(rows, 1))])
 
     def decodes(self, rows: int) -> Execute:
         """Return a step of *rows* decodes."""
-        return self._step([(slot, 0, 1, 1) for slot in range(rows)])
+        return self._step([(slot, 0, 1, self._samples) for slot in range(rows)])
 
     def _step(self, rows: list[tuple[int, int, int, int]]) -> Execute:
         joins, table = [], []

@@ -43,6 +43,13 @@ class StepShape:
     def num_tokens(self) -> int:
         return self.decodes + self.prefill_tokens
 
+    def holds(self, other: "StepShape") -> bool:
+        """Tell whether a step of *other*, with prefill, can be run in this shape."""
+        rows = self.decodes >= other.decodes and self.prefill_rows >= other.prefill_rows > 0
+        return (
+            rows and self.prefill_tokens >= other.prefill_tokens and self.samples >= other.samples
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:

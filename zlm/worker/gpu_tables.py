@@ -51,9 +51,11 @@ class GpuTables:
         return self.tokens.shape[1]
 
     def apply(self, message: Execute) -> None:
-        """Write a step's joins, then its block-table entries."""
+        """Write a step's joins and tokens, then its block-table entries."""
         if message.joins:
             self._join(message.joins)
+        if message.tokens:
+            self._write_tokens(message)
         if message.table_slots:
             self._write_blocks(message)
 
@@ -72,6 +74,11 @@ class GpuTables:
             row.copy_(host[start : start + length], non_blocking=True)
             self.blocks[:, slot].zero_()
             start += length
+
+    def _write_tokens(self, message: Execute) -> None:
+        places, tokens = slots.read_tokens(message, self.dummy_slot, self.max_tokens)
+        where, what = upload(places, self._device), upload(tokens, self._device)
+        self.tokens.view(-1).index_copy_(0, where, what)
 
     def _write_blocks(self, message: Execute) -> None:
         groups, place, blocks = slots.read_entries(message, self.dummy_slot, self._width)

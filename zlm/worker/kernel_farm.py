@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import TextIO
@@ -36,6 +36,7 @@ log = logging.getLogger("zlm.worker")
 
 MOST_PROCESSES = 12  # each takes half a gigabyte
 WORTH_IT = 4  # fewer variants are compiled sooner than a process has started
+REPORT_SECONDS = 5.0  # between two reports of how many are left
 CLOSE_SECONDS = 10.0  # how long a process may take to end, idle as it is
 
 
@@ -58,8 +59,16 @@ class Farm:
             for _ in range(num_processes)
         ]
 
-    def compile(self, variants: Sequence[Variant], target: Target) -> dict[Variant, str]:
-        """Compile *variants* for *target* into the cache; return those that failed, and why."""
+    def compile(
+        self,
+        variants: Sequence[Variant],
+        target: Target,
+        say: Callable[[str], None] | None = None,
+    ) -> dict[Variant, str]:
+        """Compile *variants* for *target* into the cache; return those that failed, and why.
+
+        *say* is told now and then how many there are left.
+        """
         waiting = deque(variants)
         failures: dict[Variant, str] = {}
 
@@ -76,8 +85,14 @@ class Farm:
         threads = [threading.Thread(target=feed, args=(each,)) for each in self._processes]
         for thread in threads:
             thread.start()
+        told = len(variants)
         for thread in threads:
-            thread.join()
+            thread.join(REPORT_SECONDS)
+            while thread.is_alive():
+                if say is not None and len(waiting) < told:
+                    told = len(waiting)
+                    say(f"compiling kernels: {told} of {len(variants)} left")
+                thread.join(REPORT_SECONDS)
         return failures
 
     def close(self) -> None:
@@ -107,13 +122,20 @@ class Farm:
         self.close()
 
 
-def compile_all(variants: Sequence[Variant], farm: Farm | None = None) -> None:
-    """Compile *variants* into the cache, for the GPU of this process, in *farm* or a new one."""
+def compile_all(
+    variants: Sequence[Variant],
+    farm: Farm | None = None,
+    say: Callable[[str], None] | None = None,
+) -> None:
+    """Compile *variants* into the cache, for the GPU of this process, in *farm* or a new one.
+
+    *say* is told now and then how many there are left.
+    """
     if farm is None and len(variants) < WORTH_IT:
         return
     began = time.perf_counter()
     with farm or Farm() as processes:
-        failures = processes.compile(variants, current_target())
+        failures = processes.compile(variants, current_target(), say)
     for variant, error in failures.items():
         log.warning("%s was not compiled ahead: %s", variant.name, error)
     seconds = time.perf_counter() - began

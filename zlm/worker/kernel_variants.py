@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 log = logging.getLogger("zlm.worker")
 
@@ -48,6 +48,7 @@ class Recorder:
     def __init__(self) -> None:
         self.variants: list[Variant] = []
         self.num_cached = 0  # variants that the cache on disk has
+        self._compiles: list[tuple[Any, dict[str, Any]]] = []  # how those it has not are compiled
         self._stubs: list[tuple[dict, Any]] = []
         self._zeros = _Zeros()
         self._hook_before: Any = None
@@ -75,6 +76,11 @@ class Recorder:
             del kernels[key]
         self._stubs = []
 
+    def missing(self) -> list[Variant]:
+        """Return those of ``variants`` that are not in the cache by now."""
+        pairs = zip(self.variants, self._compiles, strict=True)
+        return [variant for variant, compile in pairs if not _is_cached(*compile)]
+
     def _note(self, *, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         """Triton's hook: note the variant and have the launch skipped."""
         variant = Variant(fn.module, fn.name, compile["specialization_data"])
@@ -82,6 +88,7 @@ class Recorder:
             self.num_cached += 1
         else:
             self.variants.append(variant)
+            self._compiles.append((fn.jit_function, compile))
         kernels = fn.jit_function.device_caches[compile["device"]][0]
         kernels[compile["key"]] = _NotLaunched  # so that it is noted once
         self._stubs.append((kernels, compile["key"]))
@@ -102,23 +109,25 @@ class _NotLaunched:
         return None
 
 
-class _Zeros(TorchDispatchMode):
-    """Tensors whose contents are left open begin as zeros."""
+class _Zeros(TorchFunctionMode):
+    """Tensors whose contents are left open begin as zeros.
 
-    def __torch_dispatch__(
+    Of Python's functions: a mode of dispatch would see all, but imports torch's compiler, 4 s.
+    """
+
+    def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
-        return made.zero_() if func.overloadpacket in _EMPTIES else made
+        return made.zero_() if func in _EMPTIES else made
 
 
-_aten = torch.ops.aten
 _EMPTIES = {
-    _aten.empty,
-    _aten.empty_like,
-    _aten.empty_strided,
-    _aten.new_empty,
-    _aten.new_empty_strided,
+    torch.empty,
+    torch.empty_like,
+    torch.empty_strided,
+    torch.Tensor.new_empty,
+    torch.Tensor.new_empty_strided,
 }
 
 

@@ -17,13 +17,16 @@ from torch import Tensor
 from zlm.config import DenseSpec, PoolingSpec, Resolved
 from zlm.errors import ConfigError
 from zlm.messages import Execute, Join, SamplingSpec, WorkerReady
-from zlm.models import registry
+from zlm.models import registry, shares
 from zlm.ops.backend import Ops
+from zlm.ops.parallel import Parallel
 from zlm.ops.select import select
 from zlm.weights.load import open_weights
-from zlm.worker import compute_type, group_caches, memory_plan
+from zlm.weights.load_progress import LoadProgress
+from zlm.worker import compute_type, gpu_measure, group_caches, memory_plan
 from zlm.worker.dummy_weights import DummyWeights
 from zlm.worker.memory_plan import MemoryPlan
+from zlm.worker.parallel import Group, join
 from zlm.worker.pooler import Pooler, read_dense
 from zlm.worker.pooling_runner import PoolingRunner
 from zlm.worker.slots import SlotTables
@@ -32,33 +35,42 @@ log = logging.getLogger("zlm.worker")
 
 
 def start(
-    resolved: Resolved, rank: int, say: Callable[[str], None]
-) -> tuple[PoolingRunner, WorkerReady]:
+    resolved: Resolved, rank: int, say: Callable[[str], None], meeting: Path = Path()
+) -> tuple[PoolingRunner, WorkerReady, MemoryPlan | None]:
     """Load the model of *resolved* and make it ready; *say* is told of each phase.
 
-    Raises ConfigError or ModelError, naming the flag or the tensor.
+    With other ranks this one meets them at the file *meeting*. Raises ConfigError or ModelError,
+    naming the flag or the tensor.
     """
     pooling = resolved.spec.pooling
     assert pooling is not None, "a model of text has another start"
     config = resolved.config
-    device = torch.device(resolved.device)
-    if device.type == "cpu":
-        compute_type.set_threads(config.parallel.cpu_threads)
+    device = torch.device("cpu")
+    if resolved.device == "cpu":
+        compute_type.set_threads(config.parallel.cpu_threads, config.parallel.num_workers)
+    else:
+        device = gpu_measure.open_device(rank)
+    group = join(device, rank, config.parallel, meeting)
     dtype = _dtype(resolved)
     compute = config.compute
     ops = select(
-        device, dtype, attention=compute.attention_backend, deterministic=compute.deterministic
+        device,
+        dtype,
+        kv_dtype=group_caches.kv_type(resolved, dtype),
+        attention=compute.attention_backend,
+        deterministic=compute.deterministic,
     )
     say("loading weights")
-    model, pooler = _load(resolved, pooling, ops)
+    model, pooler = _load(resolved, pooling, ops, say, group.parallel)
     _tell(resolved, pooling)
-    plan = _plan(resolved, ops)
-    runner = _runner(resolved, model, pooler, plan, ops)
+    own = shares.resolved_of_worker(resolved)
+    plan = _plan(own, ops, group)
+    runner = _runner(own, model, pooler, plan, ops)
     say("warming up")
-    _warm_up(runner, resolved, plan)
+    _warm_up(runner, own, plan)
     totals = plan.totals if plan is not None else []
     name = str(dtype).removeprefix("torch.")
-    return runner, WorkerReady(rank, totals, resolved.device, name)
+    return runner, WorkerReady(rank, totals, resolved.device, name), plan
 
 
 def _tell(resolved: Resolved, pooling: PoolingSpec) -> None:
@@ -87,7 +99,13 @@ def _dtype(resolved: Resolved) -> torch.dtype:
     return wanted if has_bfloat16 or wanted != torch.bfloat16 else torch.float16
 
 
-def _load(resolved: Resolved, pooling: PoolingSpec, ops: Ops) -> tuple[registry.Model, Pooler]:
+def _load(
+    resolved: Resolved,
+    pooling: PoolingSpec,
+    ops: Ops,
+    say: Callable[[str], None],
+    parallel: Parallel,
+) -> tuple[registry.Model, Pooler]:
     """Read the model and the dense layers on top of it, each from its own files."""
     began = time.perf_counter()
     spec, options = resolved.spec, resolved.config.model
@@ -99,7 +117,11 @@ def _load(resolved: Resolved, pooling: PoolingSpec, ops: Ops) -> tuple[registry.
             opened = open_weights(resolved.model_path, spec, ops.device)
             stack.callback(opened.close)
             weights = opened
-        model = registry.build(spec, weights, ops=ops, max_model_len=resolved.max_model_len)
+        length = resolved.max_model_len
+        model = registry.build(
+            spec, weights, ops=ops, max_model_len=length, parallel=parallel,
+            on_read=LoadProgress(say),
+        )  # fmt: skip
 
         def read(layer: DenseSpec, name: str) -> Tensor:
             if not layer.path:
@@ -115,21 +137,22 @@ def _load(resolved: Resolved, pooling: PoolingSpec, ops: Ops) -> tuple[registry.
     return model, Pooler(pooling, dense, spec.hidden_size)
 
 
-def _plan(resolved: Resolved, ops: Ops) -> MemoryPlan | None:
+def _plan(resolved: Resolved, ops: Ops, group: Group) -> MemoryPlan | None:
     """Plan the KV cache; None for an encoder, which has none."""
     if not resolved.kv_groups:
         return None
     cache = resolved.config.cache
-    free = compute_type.free_memory()
+    free = compute_type.free_memory() // group.size
     if ops.device.type == "cuda":
         free = int(torch.cuda.mem_get_info()[0] * cache.gpu_memory_utilization)
     plan = memory_plan.plan(
-        group_caches.facts(resolved, ops.block_bytes, ops.dtype),
+        group_caches.facts(resolved, ops.block_bytes, ops.kv_dtype),
         memory_plan.demand(resolved),
         free_bytes=free,
         kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
         num_blocks_override=cache.num_blocks_override,
     )
+    plan = group.least_blocks(plan)
     for line in plan.table():
         log.info("%s", line)
     return plan
@@ -151,7 +174,7 @@ def _runner(
     return PoolingRunner(
         model,
         pooler,
-        group_caches.allocate(resolved, totals, ops, ops.dtype),
+        group_caches.allocate(resolved, totals, ops, ops.kv_dtype),
         tables,
         ops=ops,
         group_layers=[group.layers for group in groups],

@@ -13,10 +13,13 @@ from collections.abc import Callable
 from zlm.ipc.sockets import Inbox, Outbox
 from zlm.messages import Execute, Launch, Masks, Profile, Stop, ToWorker
 from zlm.ops import cpu_process
-from zlm.process import garbage
+from zlm.process import garbage, notes
 from zlm.process.child import Child, run
 from zlm.process.heartbeat import Heartbeat
+from zlm.worker import ranks
 from zlm.worker.runner import Runner
+
+QUIET_MS = 300  # without a message before anything is done that a step would have to wait for
 
 log = logging.getLogger("zlm.worker")
 
@@ -27,6 +30,8 @@ def serve(child: Child) -> None:
     # because it takes a second or two, in which this process already dies with its parent.
     inbox = child.inbox(ToWorker)
     cpu_process.prepare()
+    ranks.prepare()
+    from zlm.worker.parallel import leave
     from zlm.worker.profiler import StepProfiler
     from zlm.worker.startup import start
 
@@ -34,18 +39,23 @@ def serve(child: Child) -> None:
     if launch is None:
         return
     began = time.monotonic()
-    started = start(launch.resolved, child.index, child.say_progress)
+    meeting = ranks.meeting(child.runtime, child.incarnation)
+    started = start(launch.resolved, child.index, child.say_progress, meeting)
     garbage.settle()
     child.heartbeat.took(started.longest_step_seconds)
     engine = child.outbox("engine", 0, child.incarnation)  # it lives and dies with this one
     engine.send(started.ready)
+    if child.index == 0:
+        facts = {"dtype": started.ready.dtype, **(started.memory or {})}
+        notes.write(child.runtime, notes.MEMORY, facts)
     seconds = time.monotonic() - began
     detail = f"{started.ready.device}, {started.ready.dtype}, {seconds:.1f} s"
     child.say_ready(detail)
     on_gpu = launch.resolved.device == "cuda"
     tell = child.supervisor.send
     runner = StepProfiler(started.runner, child.index, on_gpu=on_gpu, tell=tell)
-    work(inbox, engine, runner, child.heartbeat, runner.take)
+    work(inbox, engine if started.answers else None, runner, child.heartbeat, runner.take)
+    leave(child.context)
 
 
 def _wait_for_launch(inbox: Inbox) -> Launch | None:
@@ -61,24 +71,27 @@ def _wait_for_launch(inbox: Inbox) -> Launch | None:
 
 def work(
     inbox: Inbox,
-    engine: Outbox,
+    engine: Outbox | None,
     runner: Runner,
     heartbeat: Heartbeat,
     profile: Callable[[Profile], None],
 ) -> None:
-    """Execute steps in order and send each result to the engine core, until Stop.
+    """Execute steps in order and send each result to the engine core, if given, until Stop.
 
     While a step runs on a device this spins, so that neither its end nor the next step waits for a
-    timer; with nothing in flight it does what can wait, and then sleeps until a message comes.
+    timer. When nothing has come for ``QUIET_MS`` it does what can wait, a piece at a time until a
+    message comes, and then sleeps.
     Steps sent after one that waits for its masks wait with it. *profile* has steps measured.
     """
-    steps, has_spare_work = 0, True
+    steps, has_spare_work, is_quiet = 0, True, False
     held: deque[Execute] = deque()
     while True:
         running = runner.in_flight
         heartbeat.beat(running, steps)
-        messages = inbox.receive(timeout_ms=0 if running or has_spare_work else None)
-        if has_spare_work and not (running or messages or runner.awaits_masks):
+        patience = (0 if is_quiet else QUIET_MS) if has_spare_work else None
+        messages = inbox.receive(timeout_ms=0 if running else patience)
+        is_quiet = not (running or messages or runner.awaits_masks)
+        if has_spare_work and is_quiet:
             has_spare_work = runner.use_idle_time()
         for message in messages:
             match message:
@@ -98,12 +111,13 @@ def work(
         steps += _send_ended(runner, engine, heartbeat)
 
 
-def _send_ended(runner: Runner, engine: Outbox, heartbeat: Heartbeat) -> int:
+def _send_ended(runner: Runner, engine: Outbox | None, heartbeat: Heartbeat) -> int:
     """Send the results of the steps that have ended; return their number."""
     count = 0
     while runner.in_flight and runner.done():
         result = runner.collect()
-        engine.send(result)
+        if engine is not None:  # one rank answers, since all have the same samples
+            engine.send(result)
         heartbeat.took(result.seconds)
         count += 1
     return count

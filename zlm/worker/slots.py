@@ -59,9 +59,12 @@ class SlotTables:
         return self.tokens.shape[1]
 
     def apply(self, message: Execute) -> None:
-        """Write a step's joins, then its block-table entries."""
+        """Write a step's joins and tokens, then its block-table entries."""
         if message.joins:
             self._join(message.joins)
+        if message.tokens:
+            places, tokens = read_tokens(message, self._num_slots, self.max_tokens)
+            self.tokens.view(-1)[self._index(places)] = self._index(tokens)
         if message.table_slots:
             self._write_blocks(message)
 
@@ -114,6 +117,15 @@ def read_joins(
         log.error("token ids outside the vocabulary reached the worker: clipped")
         ids = ids.clip(0, vocab_size - 1)
     return slots, lengths, ids
+
+
+def read_tokens(message: Execute, num_slots: int, max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return place (slot * max_tokens + position, int64) and id, int32, of each of its tokens."""
+    tokens = np.frombuffer(message.tokens, np.int32)
+    slots = np.frombuffer(message.slots, np.int32)[: len(tokens)].astype(np.int64)
+    starts = np.frombuffer(message.starts, np.int32)[: len(tokens)]
+    assert not len(slots) or slots.max() < num_slots, "slot out of range"
+    return slots * max_tokens + starts, tokens
 
 
 def read_entries(

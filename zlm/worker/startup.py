@@ -10,27 +10,38 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from zlm.config import Resolved
+from zlm.config_types import online_quantization
 from zlm.messages import Execute, Join, SamplingSpec, WorkerReady
-from zlm.models import registry
+from zlm.models import registry, shares
 from zlm.ops import cpu_process
 from zlm.ops.backend import Ops
 from zlm.ops.cpu import CpuOps
+from zlm.ops.parallel import ALONE, Parallel
 from zlm.weights.load import GGUFWeights, open_weights
+from zlm.weights.load_progress import LoadProgress
+from zlm.weights.mxfp4 import MXFP4Weights
+from zlm.weights.online import OnlineQuantized
 from zlm.weights.quantized import QuantizedWeights
 from zlm.worker import compute_type, group_caches, kernel_cache, memory_plan, pooling_startup
 from zlm.worker.dummy_weights import DummyWeights
 from zlm.worker.memory_plan import MemoryPlan
 from zlm.worker.model_runner import ModelRunner
+from zlm.worker.parallel import Group, join
 from zlm.worker.runner import Runner
 from zlm.worker.slots import SlotTables
+from zlm.worker.stage_runner import StageRunner, WholeRunner
 
 log = logging.getLogger("zlm.worker")
 
+# Checkpoints that give weights as they are quantized.
+KEEPING = (GGUFWeights, QuantizedWeights, OnlineQuantized, MXFP4Weights)
 WARM_UP_DECODES = 4  # rows of the decode step at the end of the warm-up
 
 
@@ -41,52 +52,89 @@ class Started:
     runner: Runner
     ready: WorkerReady
     longest_step_seconds: float = 0.0  # of the warm-up; 0.0: not measured
+    memory: dict[str, Any] | None = None  # the plan's facts; None: there is no KV cache
+    answers: bool = True  # its results are the engine core's
 
 
-def start(resolved: Resolved, rank: int, say: Callable[[str], None]) -> Started:
+def start(
+    resolved: Resolved, rank: int, say: Callable[[str], None], meeting: Path = Path()
+) -> Started:
     """Load the model of *resolved* and make it ready; *say* is told of each phase.
 
-    Raises ConfigError or ModelError, naming the flag or the tensor.
+    With other ranks this one meets them at the file *meeting*. Raises ConfigError or ModelError,
+    naming the flag or the tensor.
     """
     if resolved.device == "cuda":
         kernel_cache.prepare()
     if resolved.spec.pooling is not None:
-        return Started(*pooling_startup.start(resolved, rank, say))
+        pooling, ready, blocks = pooling_startup.start(resolved, rank, say, meeting)
+        facts = None if blocks is None else blocks.facts()
+        return Started(pooling, ready, memory=facts, answers=rank == 0)
     if resolved.device == "cuda":
         from zlm.worker import gpu_startup  # needs Triton
 
-        return gpu_startup.start(resolved, rank, say)
-    config = resolved.config
-    threads = compute_type.set_threads(config.parallel.cpu_threads)
+        return gpu_startup.start(resolved, rank, say, meeting)
+    parallel = resolved.config.parallel
+    threads = compute_type.set_threads(parallel.cpu_threads, parallel.num_workers)
+    group = join(torch.device("cpu"), rank, parallel, meeting)
     free_bytes = compute_type.free_memory()
     say("choosing the compute type")
-    keep = compute_type.keeps_quantized(config.model, resolved.spec)
-    dtype = torch.bfloat16
-    if not keep:
-        dtype = compute_type.choose(config.model.dtype, resolved.spec, free_bytes=free_bytes)
+    keep, dtype, narrow = _compute_type(resolved, group, free_bytes)
     say("loading weights")
-    narrow = keep and compute_type.is_short(resolved.spec, free_bytes)
-    ops = CpuOps(dtype, quantized=keep, narrow=narrow)
-    model = load_model(resolved, ops, keep_quantized=keep)
+    kv_dtype = group_caches.kv_type(resolved, dtype)
+    ops = CpuOps(dtype, kv_dtype=kv_dtype, quantized=keep, narrow=narrow)
+    model = load_model(resolved, ops, say, keep_quantized=keep, parallel=group.parallel)
     say("allocating the KV cache")
-    kv_dtype = compute_type.SPELLINGS.get(config.cache.kv_cache_dtype, dtype)  # auto: dtype
-    plan = _plan(resolved, ops, kv_dtype)
+    own = shares.resolved_of_worker(resolved, rank)
+    plan = _plan(own, ops, kv_dtype, group)
     for line in plan.table():
         log.info("%s", line)
-    tables, runner = _runner(resolved, model, plan, ops, kv_dtype)
+    tables, whole = _runner(own, model, plan, ops, kv_dtype)
+    runner = whole if group.parallel.stage.is_last else StageRunner(whole)
     say("warming up")
     began = time.perf_counter()
-    warm_up(runner, tables, plan, resolved)
+    warm_up(runner, tables, plan, own)
     seconds = time.perf_counter() - began
+    _give_back_memory()
     log.info("warm-up took %.2f s with %d threads", seconds, threads)
     name = str(dtype).removeprefix("torch.")
-    return Started(runner, WorkerReady(rank, plan.totals, resolved.device, name), seconds)
+    ready = WorkerReady(rank, plan.totals, resolved.device, name)
+    return Started(runner, ready, seconds, plan.facts(), answers=group.answers)
 
 
-def load_model(resolved: Resolved, ops: Ops, *, keep_quantized: bool = False) -> registry.Model:
+def _compute_type(
+    resolved: Resolved, group: Group, free_bytes: int
+) -> tuple[bool, torch.dtype, bool]:
+    """Return whether weights stay quantized, the compute type, and whether products are narrow.
+
+    The first rank chooses for all: it may have measured.
+    """
+    options, spec = resolved.config.model, resolved.spec
+    types = (torch.bfloat16, torch.float32)
+    keep = dtype = narrow = 0
+    if group.worker == 0:
+        keep = int(compute_type.keeps_quantized(options, spec))
+        if keep:
+            narrow = int(compute_type.is_short(spec, free_bytes))
+        else:
+            dtype = types.index(compute_type.choose(options.dtype, spec, free_bytes=free_bytes))
+    keep, dtype, narrow = group.of_first((keep, dtype, narrow))
+    return bool(keep), types[dtype], bool(narrow)
+
+
+def load_model(
+    resolved: Resolved,
+    ops: Ops,
+    say: Callable[[str], None],
+    *,
+    keep_quantized: bool = False,
+    parallel: Parallel = ALONE,
+) -> registry.Model:
     """Build the model that *resolved* names, from its checkpoint or with random weights.
 
+    say: is told now and then how much has been read.
     keep_quantized: products are made of the checkpoint's codes, which *ops* then must take.
+    parallel: the ranks, of which this one has its part.
     """
     began = time.perf_counter()
     spec, options = resolved.spec, resolved.config.model
@@ -94,9 +142,18 @@ def load_model(resolved: Resolved, ops: Ops, *, keep_quantized: bool = False) ->
     def build(weights: registry.Weights) -> registry.Model:
         length = resolved.max_model_len
         matrix = None
-        if keep_quantized and isinstance(weights, GGUFWeights | QuantizedWeights):
+        online = online_quantization(resolved.config, spec)
+        if online is not None:
+            weights = OnlineQuantized(weights, online)
+        if keep_quantized and isinstance(weights, KEEPING):
             matrix = weights.matrix
-        return registry.build(spec, weights, ops=ops, max_model_len=length, quantized=matrix)
+        is_alone = keep_quantized and parallel.size == 1
+        rows = weights.rows if is_alone and isinstance(weights, GGUFWeights) else None
+        return registry.build(
+            spec, weights, ops=ops, max_model_len=length, quantized=matrix, rows=rows,
+            parallel=parallel,
+            on_read=LoadProgress(say),
+        )  # fmt: skip
 
     if options.load_format == "dummy":
         model = build(DummyWeights(spec, options.seed or 0, ops.device))
@@ -110,21 +167,23 @@ def load_model(resolved: Resolved, ops: Ops, *, keep_quantized: bool = False) ->
 
 
 def _give_back_memory() -> None:
-    """Return to the system what loading took and freed: 0.2 GB for SmolLM2 read from GGUF."""
+    """Return to the system what a start took and freed: 0.2 GB for SmolLM2 read from GGUF."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
     if trim is not None:
         trim(0)
 
 
-def _plan(resolved: Resolved, ops: Ops, kv_dtype: torch.dtype) -> MemoryPlan:
+def _plan(resolved: Resolved, ops: Ops, kv_dtype: torch.dtype, group: Group) -> MemoryPlan:
+    """Plan the KV cache of one of the ranks, which share the memory; all have as many blocks."""
     cache = resolved.config.cache
-    return memory_plan.plan(
+    plan = memory_plan.plan(
         group_caches.facts(resolved, ops.block_bytes, kv_dtype),
         memory_plan.demand(resolved),
-        free_bytes=compute_type.free_memory(),
+        free_bytes=compute_type.free_memory() // group.size,
         kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
         num_blocks_override=cache.num_blocks_override,
     )
+    return group.least_blocks(plan)
 
 
 def _runner(
@@ -156,7 +215,7 @@ def _runner(
     return tables, runner
 
 
-def warm_up(runner: ModelRunner, tables: SlotTables, plan: MemoryPlan, resolved: Resolved) -> None:
+def warm_up(runner: WholeRunner, tables: SlotTables, plan: MemoryPlan, resolved: Resolved) -> None:
     """Run a prefill step as large as steps get and a small decode step, then undo their traces."""
     size, num_groups = plan.block_size_tokens, len(plan.num_blocks)
     usable = min(plan.num_blocks)
