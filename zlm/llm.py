@@ -1,68 +1,48 @@
 """``LLM``: the offline interface, in vLLM's names, over the same engine the server uses.
 
-Owns the shape of calls and answers: keywords to a Config, prompts of every form to ``Generate``
-messages, ``Delta`` messages to ``RequestOutput`` values, the progress bar. The processes, sockets
-and the tokenizer behind it are ``zlm.offline.OfflineEngine``'s.
+Owns the engine's life and whose turn it is to use it. What calls ask and return is made in
+``zlm.offline_calls``, ``zlm.offline_pooling`` and ``zlm.beam_search``; ``zlm.async_llm`` has the
+same for an event loop.
 """
 
-import inspect
+import os
 import threading
-import time
 import weakref
-from collections.abc import Callable, Sequence
-from difflib import get_close_matches
-from typing import Any, Literal, NoReturn, TypeVar
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar, Unpack
 
-import msgspec
-
-from zlm import offline_pooling
-from zlm.config import (
-    CacheOptions,
-    ComputeOptions,
-    Config,
-    ModelOptions,
-    ParallelOptions,
-    SchedulerOptions,
-    check,
-)
-from zlm.errors import BadRequest, ConfigError, ZlmError
-from zlm.messages import (
-    ChatPrompt,
-    Delta,
-    Failed,
-    Generate,
-    Pool,
-    Pooled,
-    TokenLogprob,
-)
+from zlm import offline_calls, offline_pooling
+from zlm.beam_search import beam_searches
+from zlm.errors import Overloaded
+from zlm.messages import Generate, Pool
 from zlm.metrics import EngineStats
-from zlm.offline import Answer, OfflineEngine
+from zlm.offline import OfflineEngine, deferred_interrupt
+from zlm.offline_calls import Call, ChatOptions, Params, Priority, TextCall
+from zlm.offline_options import EngineOptions, config_of
 from zlm.outputs import (
+    BeamSearchOutput,
     ClassificationRequestOutput,
-    CompletionOutput,
     EmbeddingRequestOutput,
-    Logprob,
     PoolingRequestOutput,
-    PositionLogprobs,
     RequestOutput,
     ScoringRequestOutput,
 )
 from zlm.pooling_params import PoolingParams
 from zlm.progress import ProgressBar
-from zlm.prompts import ChatMessage, Prompt, as_list, conversation, conversations, prompt_parts
-from zlm.sampling_params import SamplingParams
+from zlm.prompts import ChatMessage, Prompt
+from zlm.sampling_params import BeamSearchParams, SamplingParams
 
-T = TypeVar("T")
+Asked = TypeVar("Asked", Generate, Pool)
+Out = TypeVar("Out")
+Progress = bool | Callable[..., Any]  # as ``use_tqdm``: whether to show a bar, or what makes one
 
 
 class LLM:
     """A model in child processes of its own, driven from this process.
 
-    The keywords have vLLM's names and meaning; errors name the server's flag of the same name.
-    ``swap_space``, ``disable_log_stats`` and ``trust_remote_code`` are taken and change nothing:
-    preempted sequences are recomputed, and no code from a checkpoint is ever run. Without ``seed``
-    every process draws fresh randomness. With ``skip_tokenizer_init`` prompts are token ids, and
-    so are outputs.
+    The keywords are those of ``EngineOptions``; errors name the server's flag of the same name.
 
     Usable from any thread (calls take turns), several at once in a process, and as a context
     manager. ``shutdown``, the end of the ``with`` block, garbage collection or the end of the
@@ -72,102 +52,74 @@ class LLM:
     cannot be run, and Internal when a child dies while starting.
     """
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        tokenizer: str | None = None,
-        skip_tokenizer_init: bool = False,
-        task: str = "auto",
-        runner: str = "auto",
-        convert: str = "auto",
-        revision: str | None = None,
-        download_dir: str | None = None,
-        dtype: str = "auto",
-        quantization: str | None = None,
-        load_format: str = "auto",
-        generation_config: str = "auto",
-        chat_template: str | None = None,
-        seed: int | None = None,
-        max_model_len: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        enable_chunked_prefill: bool = True,
-        scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
-        block_size: int = 16,
-        gpu_memory_utilization: float = 0.90,
-        kv_cache_dtype: str = "auto",
-        kv_cache_memory_bytes: int | None = None,
-        num_gpu_blocks_override: int | None = None,
-        enable_prefix_caching: bool = True,
-        tensor_parallel_size: int = 1,
-        device: Literal["auto", "cpu", "cuda"] = "auto",
-        cpu_threads: int | None = None,
-        enforce_eager: bool = False,
-        deterministic: bool = False,
-        attention_backend: Literal["auto", "triton", "sdpa"] = "auto",
-        swap_space: float = 0,
-        trust_remote_code: bool = False,
-        disable_log_stats: bool = True,
-        **unknown: Any,
-    ) -> None:
-        if unknown:
-            _refuse_keyword(next(iter(unknown)))
-        config = Config(
-            model=ModelOptions(
-                model=str(model),
-                tokenizer=None if tokenizer is None else str(tokenizer),
-                skip_tokenizer_init=skip_tokenizer_init,
-                task=task,
-                runner=runner,
-                convert=convert,
-                revision=revision,
-                download_dir=None if download_dir is None else str(download_dir),
-                dtype=str(dtype).removeprefix("torch."),
-                max_model_len=max_model_len,
-                load_format=load_format,
-                generation_config=generation_config,
-                chat_template=chat_template,
-                seed=seed,
-                quantization=quantization,
-            ),
-            cache=CacheOptions(
-                block_size_tokens=block_size,
-                gpu_memory_utilization=gpu_memory_utilization,
-                kv_cache_dtype=kv_cache_dtype,
-                kv_cache_memory_bytes=kv_cache_memory_bytes,
-                num_blocks_override=num_gpu_blocks_override,
-                enable_prefix_caching=enable_prefix_caching,
-            ),
-            scheduler=SchedulerOptions(
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                enable_chunked_prefill=enable_chunked_prefill,
-                policy=scheduling_policy,
-            ),
-            parallel=ParallelOptions(
-                device=device,
-                tensor_parallel_size=tensor_parallel_size,
-                cpu_threads=cpu_threads,
-            ),
-            compute=ComputeOptions(
-                enforce_eager=enforce_eager,
-                deterministic=deterministic,
-                attention_backend=attention_backend,
-            ),
-        )
-        self._engine = OfflineEngine(_typed(config))
+    def __init__(self, model: str | os.PathLike[str], **options: Unpack[EngineOptions]) -> None:
+        self._config = config_of(model, options)
         self._lock = threading.Lock()
-        self._next_id = 0
+        self._holder = 0  # the thread whose turn it is; 0: nobody's
+        self._dropped: deque[int] = deque()  # requests of streams that were left
+        self._asleep = False
+        self._open()
+
+    # ------------------------------------------------------------------------------- its life
+
+    def start(self) -> None:
+        """Bring the engine up again after ``stop``, ``sleep`` or its death; else do nothing."""
+        with self._lock:
+            if self._engine.failure is not None:
+                self._open()
+
+    def stop(self) -> None:
+        """End the child processes and free all they have; ``start`` brings them up again.
+
+        Calls raise Internal until then. Calling it again does nothing.
+        """
+        if self._holder == threading.get_ident():  # a signal handler in the middle of a call
+            self._finalizer()
+            return
+        with self._lock:
+            self._finalizer()
+
+    shutdown = stop
+
+    def sleep(self, level: int = 1) -> None:
+        """Free all of the engine's memory until ``wake_up``; calls raise Overloaded until then.
+
+        level: vLLM's; weights are read anew from the disk's cache at either.
+        """
+        if level not in (1, 2):
+            raise ValueError(f"level must be 1 or 2, got {level}")
+        self.stop()
+        self._asleep = True
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Bring the engine up after ``sleep``, all of it whatever *tags* (vLLM's) name."""
+        self.start()
+
+    def is_sleeping(self) -> bool:
+        """Return whether ``sleep`` was called and ``wake_up`` was not."""
+        return self._asleep
+
+    def _open(self) -> None:
+        self._engine = OfflineEngine(self._config)
+        self._asleep = False
+        self._dropped.clear()
         self._finalizer = weakref.finalize(self, self._engine.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    # ----------------------------------------------------------------------------------- text
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
-        use_tqdm: bool | Callable[..., Any] = True,
-        priority: int | Sequence[int] | None = None,
+        use_tqdm: Progress = True,
+        priority: Priority = None,
     ) -> list[RequestOutput]:
         """Continue every prompt; the outputs stand in the order of the prompts.
 
@@ -178,53 +130,79 @@ class LLM:
         Raises BadRequest or TooLong, naming the prompt's index, before anything runs; Internal
         when the engine has died. KeyboardInterrupt ends what runs and leaves the engine usable.
         """
-        forms = [prompt_parts(i, p) for i, p in enumerate(as_list(prompts))]
-        requests = [
-            {"prompts": [ids if ids is not None else text or ""], "cache_salt": salt}
-            for text, ids, salt in forms
-        ]
-        texts = [text for text, _, _ in forms]
-        return self._run(requests, texts, sampling_params, use_tqdm, priority)
+        call = offline_calls.generate(self._engine.resolved, prompts, sampling_params, priority)
+        return self._answers(call.of(self._engine), use_tqdm)
 
     def chat(
         self,
         messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
-        use_tqdm: bool | Callable[..., Any] = True,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: list[dict[str, Any]] | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        priority: int | Sequence[int] | None = None,
+        use_tqdm: Progress = True,
+        priority: Priority = None,
+        **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or several (a list of lists).
 
-        The prompt is what the model's chat template makes of it, or ``chat_template`` (the
-        template itself). With ``continue_final_message`` the last message is continued instead
-        of answered (then ``add_generation_prompt`` must be False). The rest is as in ``generate``.
+        The rest is as in ``generate``.
         """
-        if continue_final_message and add_generation_prompt:
-            raise BadRequest(
-                "continue_final_message needs add_generation_prompt=False",
-                param="continue_final_message",
-            )
-        requests = [
-            {
-                "prompts": [],
-                "chat": ChatPrompt(
-                    messages=conversation(i, each),
-                    tools=tools,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    chat_template=chat_template,
-                    template_kwargs=chat_template_kwargs,
-                ),
-            }
-            for i, each in enumerate(conversations(messages))
-        ]
-        return self._run(requests, [None] * len(requests), sampling_params, use_tqdm, priority)
+        resolved = self._engine.resolved
+        call = offline_calls.chat(resolved, messages, sampling_params, priority, options)
+        return self._answers(call.of(self._engine), use_tqdm)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Yield the continuation of one prompt as it comes; closing the iterator stops the work.
+
+        Each output holds what ``sampling_params.output_kind`` says: all so far, or what is new.
+        Other calls may be made while it is open. Raises as ``generate`` does, at the first step.
+        """
+        resolved = self._engine.resolved
+        return self._stream(offline_calls.generate(resolved, [prompt], sampling_params, priority))
+
+    def stream_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Iterator[RequestOutput]:
+        """Yield the answer to one conversation as it comes, as ``stream`` does."""
+        resolved = self._engine.resolved
+        return self._stream(
+            offline_calls.chat(resolved, [messages], sampling_params, priority, options)
+        )
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: Progress = False,
+    ) -> list[BeamSearchOutput]:
+        """Return the ``params.beam_width`` likeliest outputs that are found for each prompt.
+
+        Raises as ``generate`` does.
+        """
+        call = offline_calls.generate(self._engine.resolved, prompts, SamplingParams(), None)
+        rounds = beam_searches(self._engine, call, params)
+        with ProgressBar(params.max_tokens, use_tqdm) as bar, self._turn() as engine:
+            answers = None
+            while True:
+                try:
+                    asked = next(rounds) if answers is None else rounds.send(answers)
+                except StopIteration as ended:
+                    return list(ended.value)
+                answers = engine.run(engine.numbered(asked), lambda *_: None)
+                bar.advance(1, len(asked))
+
+    # -------------------------------------------------------------------------------- vectors
 
     def embed(
         self,
@@ -232,17 +210,17 @@ class LLM:
         *,
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: Progress = True,
     ) -> list[EmbeddingRequestOutput]:
         """Return the vector of every prompt; the outputs stand in the order of the prompts.
 
         Raises BadRequest, naming the prompt's index, for what cannot be done, and for a model that
         gives no vectors (``runner="pooling"`` makes an embedding model of a model of text).
         """
-        offline_pooling.check_vectors(self._engine.resolved)
-        params = offline_pooling.params_of(pooling_params, truncate_prompt_tokens, task="embed")
-        commands = offline_pooling.commands(self._forms(prompts), params)
-        return [offline_pooling.embedding(p) for p in self._pool(commands, use_tqdm)]
+        call = offline_pooling.embed(
+            self._engine.resolved, prompts, pooling_params, truncate_prompt_tokens
+        )
+        return self._answers(call, use_tqdm)
 
     def encode(
         self,
@@ -250,18 +228,15 @@ class LLM:
         pooling_params: PoolingParams | None = None,
         *,
         truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: Progress = True,
         pooling_task: str | None = None,
     ) -> list[PoolingRequestOutput]:
         """Return the pooled vector of every prompt, of length 1 only if the parameters say so.
 
         pooling_task: as ``PoolingParams.task``; with token_embed there is a vector for each token.
         """
-        params = offline_pooling.params_of(
-            pooling_params, truncate_prompt_tokens, raw=True, task=pooling_task
-        )
-        commands = offline_pooling.commands(self._forms(prompts), params)
-        return [offline_pooling.raw(p) for p in self._pool(commands, use_tqdm)]
+        call = offline_pooling.encode(prompts, pooling_params, truncate_prompt_tokens, pooling_task)
+        return self._answers(call, use_tqdm)
 
     def classify(
         self,
@@ -269,13 +244,13 @@ class LLM:
         *,
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: Progress = True,
     ) -> list[ClassificationRequestOutput]:
         """Return the probabilities of a classifier's labels for every prompt, in order."""
-        labels = offline_pooling.labels(self._engine.resolved)
-        params = offline_pooling.params_of(pooling_params, truncate_prompt_tokens, task="classify")
-        commands = offline_pooling.commands(self._forms(prompts), params)
-        return [offline_pooling.classes(p, labels) for p in self._pool(commands, use_tqdm)]
+        call = offline_pooling.classify(
+            self._engine.resolved, prompts, pooling_params, truncate_prompt_tokens
+        )
+        return self._answers(call, use_tqdm)
 
     def score(
         self,
@@ -284,187 +259,85 @@ class LLM:
         *,
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: Progress = True,
     ) -> list[ScoringRequestOutput]:
         """Score one text against each of several, or as many against as many.
 
         A cross-encoder reads both texts at once; of any other embedding model the score is the
         cosine of the two vectors.
         """
-        params = offline_pooling.params_of(pooling_params, truncate_prompt_tokens)
-        pairs = offline_pooling.Pairing(data_1, data_2, self._engine.resolved)
-        return pairs.outputs(self._pool(pairs.commands(params), use_tqdm))
+        call = offline_pooling.score(
+            self._engine.resolved, data_1, data_2, pooling_params, truncate_prompt_tokens
+        )
+        return self._answers(call, use_tqdm)
+
+    # ------------------------------------------------------------------------------ the engine
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the model's defaults (its generation_config.json), for the caller to change."""
-        defaults = self._engine.resolved.spec.generation
-        return SamplingParams(
-            temperature=defaults.temperature,
-            top_p=defaults.top_p,
-            top_k=defaults.top_k,
-            min_p=defaults.min_p,
-            repetition_penalty=defaults.repetition_penalty,
-            max_tokens=defaults.max_new_tokens or 16,
-        )
+        return offline_calls.default_params(self._engine.resolved)
 
     def stats(self) -> EngineStats:
         """Return the engine's report: counters since it started, and gauges."""
         with self._lock:
             return self._engine.stats()
 
-    def shutdown(self) -> None:
-        """End the child processes. Calling it again does nothing; generate raises afterwards."""
-        self._finalizer()
+    def reset_prefix_cache(self) -> bool:
+        """Forget what is kept of prompts that were computed; return True, as vLLM does."""
+        with self._turn() as engine:
+            engine.reset_prefix_cache()
+        return True
 
-    def __enter__(self) -> "LLM":
-        return self
+    # ------------------------------------------------------------------------------------ turns
 
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-
-    def _forms(self, prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
-        """Return prompts of any form as texts or ids."""
-        forms = [prompt_parts(i, p) for i, p in enumerate(as_list(prompts))]
-        return [ids if ids is not None else text or "" for text, ids, _ in forms]
-
-    def _pool(self, commands: list[Pool], use_tqdm: bool | Callable[..., Any]) -> list[Pooled]:
-        """Send *commands*, each under an id and time of its own; return their answers."""
+    @contextmanager
+    def _turn(self) -> Iterator[OfflineEngine]:
+        """Wait for the engine and have it for this thread alone."""
         with self._lock:
-            now, first = time.monotonic(), self._next_id
-            self._next_id += len(commands)
-            requests = [
-                msgspec.structs.replace(command, request_id=first + i, arrival=now)
-                for i, command in enumerate(commands)
-            ]
+            if self._asleep:
+                raise Overloaded("the model sleeps: call wake_up() first")
+            self._holder = threading.get_ident()
+            try:
+                yield self._engine
+            finally:
+                self._holder = 0
+        self._close_dropped()
+
+    def _answers(self, call: Call[Asked, Out], use_tqdm: Progress) -> list[Out]:
+        with self._turn() as engine:
+            requests = engine.numbered(call.requests)
             with ProgressBar(len(requests), use_tqdm) as bar:
-                answers = self._engine.run(requests, bar.advance)
-        return offline_pooling.all_pooled(answers)
+                answers = engine.run(requests, bar.advance)
+            return call.outputs(requests, answers)
 
-    def _run(
-        self,
-        requests: list[dict[str, Any]],
-        texts: list[str | None],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool | Callable[..., Any],
-        priority: int | Sequence[int] | None,
-    ) -> list[RequestOutput]:
-        count = len(requests)
-        every = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        if isinstance(every, SamplingParams):
-            params = [_checked(every, "sampling_params")] * count
-        else:
-            each = _one_each("sampling_params", every, count)
-            params = [_checked(p, f"sampling_params[{i}]") for i, p in enumerate(each)]
-        priorities = priority if priority is not None else 0
-        if isinstance(priorities, int):
-            priorities = [priorities] * count
-        priorities = _one_each("priority", priorities, count)
-        with self._lock:
-            now = time.monotonic()
-            generates = [
-                Generate(
-                    request_id=self._next_id + i,
-                    arrival=now,
-                    params=params[i],
-                    return_token_ids=True,
-                    priority=priorities[i],
-                    **request,
-                )
-                for i, request in enumerate(requests)
-            ]
-            self._next_id += count
-            with ProgressBar(count, use_tqdm) as bar:
-                answers = self._engine.run(generates, bar.advance)
-            return [
-                _output(generate, text, answer, self._engine)
-                for generate, text, answer in zip(generates, texts, answers, strict=True)
-            ]
+    def _stream(self, call: TextCall) -> Iterator[RequestOutput]:
+        with self._turn() as engine:
+            [request] = engine.numbered(call.requests)
+            request = offline_calls.streamed(request)
+            answer = call.answer(0, request, engine)
+            engine.open(request, answer.take)
+        try:
+            is_over = False
+            while not is_over:
+                with self._turn(), deferred_interrupt() as interrupt:
+                    while not answer.has_news:
+                        interrupt.check()
+                        engine.pump()
+                output = answer.news()
+                is_over = output.finished
+                yield output
+        finally:
+            self._dropped.append(request.request_id)
+            self._close_dropped()
 
+    def _close_dropped(self) -> None:
+        """Close the requests of streams that were left, unless somebody else has the turn.
 
-def _refuse_keyword(name: str) -> NoReturn:
-    known = [p for p in inspect.signature(LLM.__init__).parameters if p not in ("self", "unknown")]
-    nearest = get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    raise TypeError(f"LLM() got an unexpected keyword argument {name!r}{hint}")
-
-
-def _typed(config: Config) -> Config:
-    """Return *config* with every value of its declared type and range, or raise ConfigError."""
-    try:
-        typed = msgspec.convert(msgspec.to_builtins(config), Config)
-    except (TypeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"LLM(): {error}") from error
-    check(typed)
-    return typed
-
-
-def _checked(params: SamplingParams, where: str) -> SamplingParams:
-    """Return a checked copy of *params*; raise BadRequest, saying *where*, if it is wrong."""
-    if not isinstance(params, SamplingParams):
-        raise TypeError(f"{where} must be SamplingParams, not {type(params).__name__}")
-    try:
-        copy = msgspec.convert(msgspec.to_builtins(params), SamplingParams)
-        copy.check()
-    except (TypeError, msgspec.ValidationError) as error:
-        raise BadRequest(f"{where}: {error}", param="sampling_params") from error
-    except ZlmError as error:
-        raise BadRequest(f"{where}: {error.message}", param=error.param) from error
-    return copy
-
-
-def _one_each(name: str, values: Sequence[T], count: int) -> Sequence[T]:
-    if len(values) != count:
-        raise ValueError(f"{name} has {len(values)} entries for {count} prompts")
-    return values
-
-
-def _output(
-    generate: Generate, text: str | None, answer: Answer, engine: OfflineEngine
-) -> RequestOutput:
-    """Build what the caller gets from what the tokenizer core said of one request."""
-    ids: list[int] = next((p for p in generate.prompts if isinstance(p, list)), [])
-    output = RequestOutput(
-        request_id=str(generate.request_id), prompt=text, prompt_token_ids=ids, outputs=[]
-    )
-    if isinstance(answer, Failed):
-        output.error = answer.message
-        output.outputs = [
-            CompletionOutput(index=i, text="", token_ids=[], finish_reason="error")
-            for i in range(generate.params.n)
-        ]
-        return output
-    assert isinstance(answer, list), "text was asked for"
-    first = answer[0]
-    output.prompt_token_ids = first.prompt_token_ids or []
-    output.num_cached_tokens = first.num_cached_tokens
-    output.outputs = [_completion(delta) for delta in answer]
-    if first.prompt_logprobs is not None:
-        output.prompt_logprobs = [_position(entry) for entry in first.prompt_logprobs]
-    if generate.chat is not None:
-        output.prompt = engine.detokenize(output.prompt_token_ids)
-    return output
-
-
-def _completion(delta: Delta) -> CompletionOutput:
-    completion = CompletionOutput(
-        index=delta.index,
-        text=delta.text,
-        token_ids=delta.token_ids or [],
-        finish_reason=delta.finish_reason,
-        stop_reason=delta.stop_reason,
-    )
-    if delta.logprobs is not None:
-        completion.logprobs = [_position(entry) or {} for entry in delta.logprobs]
-        completion.cumulative_logprob = sum(entry.logprob or 0.0 for entry in delta.logprobs)
-    return completion
-
-
-def _position(entry: TokenLogprob) -> PositionLogprobs | None:
-    """Return the candidates of one position by id: the token that stands there comes first."""
-    if entry.logprob is None:
-        return None
-    chosen = Logprob(entry.logprob, entry.rank or None, entry.token)
-    candidates = {entry.token_id: chosen}
-    for rank, (token_id, token, _, logprob) in enumerate(entry.top, 1):
-        candidates.setdefault(token_id, Logprob(logprob, rank, token))
-    return candidates
+        That one does it afterwards: a garbage collector that closes a stream must never wait.
+        """
+        while self._dropped and self._lock.acquire(blocking=False):
+            try:
+                while self._dropped:
+                    self._engine.close_request(self._dropped.popleft())
+            finally:
+                self._lock.release()

@@ -1,15 +1,15 @@
-"""The engine behind ``LLM``: an engine core and a worker as children of the caller's process.
+"""The engine behind ``LLM`` and ``AsyncLLM``: engine core and worker as children of the caller.
 
-Owns the runtime directory, the children, the sockets and the tokenizer core of one ``LLM``. To the
-children the caller is both the supervisor (it gets Ready, Progress and Fatal) and tokenizer 0 (it
-gets EngineReady and StepOutput), and it takes the engine's reports in a front end's stead. Knows
-nothing of the forms of prompts or of what the caller gets back: ``Generate`` messages go in, the
-tokenizer core's answers come out.
+Owns the runtime directory, the children, the sockets and the tokenizer core. To the children the
+caller is both the supervisor (it gets Ready, Progress and Fatal) and tokenizer 0 (it gets
+EngineReady and StepOutput), and it takes the engine's reports in a front end's stead. Knows nothing
+of the forms of prompts or of what the caller gets back: ``Generate`` and ``Pool`` messages go in,
+and whoever asked is told the tokenizer core's news of them.
 
-A run is: all requests are tokenized and checked first, and only if none is refused are they
-submitted; then messages are passed along until each request has its terminal answer. Whatever ends
-a run early (an interrupt above all) aborts its sequences and waits for their last rows, so that
-the next run finds an idle engine.
+Whoever drives it calls ``pump`` until it has what it waits for: ``open`` begins one request, which
+is told of as it comes, and ``run`` answers many: all are tokenized and checked first, and only if
+none is refused are they submitted. What ends a run early (an interrupt above all) aborts its
+sequences and waits for their last rows, so that the next run finds an idle engine.
 """
 
 import logging
@@ -17,20 +17,23 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import zmq
 
-from zlm.config import Config, Resolved
+from zlm.config import Config, Resolved, check
 from zlm.errors import BadRequest, Internal, TooLong, ZlmError
 from zlm.ipc.sockets import Inbox, address
 from zlm.messages import (
     RUNNING,
     Abort,
+    Administer,
+    Administered,
     Cancel,
     Delta,
     Deltas,
@@ -59,17 +62,42 @@ from zlm.process.runtime import RuntimeDirectory
 from zlm.supervisor.resolve import resolve_config
 from zlm.tokenizer.core import TokenizerCore
 
-# The last word on one request: a delta a sample, its vectors, or its error.
+# What whoever asked is told of a request, and the last word on it: a delta a sample, or ...
+News = Delta | Pooled | Failed
 Answer = list[Delta] | Pooled | Failed
 
-CHILDREN = ("engine", "worker")
+ENGINE_READY = ("engine ready", 0)  # what is awaited beside each child's Ready
 LAST_WORDS_MS = 500  # how long a dead child's Fatal may still be under way
-WATCH_SECONDS = 0.1  # how often the children are looked at while messages are awaited
+WATCH_MS = 100  # how often the children are looked at while messages are awaited
 ABORT_SECONDS = 30.0  # how long an interrupted run waits for its sequences' last rows
-PROFILE_SECONDS = 120.0  # how long writing and reading a trace may take
+ANSWER_SECONDS = 120.0  # how long a child may take to answer: writing a trace takes time
 STOP_SECONDS = 10.0  # how long children may take to leave before they are killed
 
 logger = logging.getLogger(__name__)
+R = TypeVar("R", Generate, Pool)
+RunLater = Callable[[Callable[[], None]], object]
+
+
+class Pending:
+    """The answer to one request, which is put together; None while it is not there."""
+
+    def __init__(self, request: Generate | Pool, on_end: Callable[[], object]) -> None:
+        """*on_end* is called once, when the answer is there."""
+        self.answer: Answer | None = None
+        self._on_end = on_end
+        self._num_samples = request.params.n if isinstance(request, Generate) else 0
+        self._ended: list[Delta] = []
+
+    def take(self, news: News) -> None:
+        """Take what is new of the request, which is not streamed."""
+        if not isinstance(news, Delta):
+            self.answer = news
+            self._on_end()
+            return
+        self._ended.append(news)
+        if len(self._ended) == self._num_samples:
+            self.answer = sorted(self._ended, key=lambda each: each.index)
+            self._on_end()
 
 
 class OfflineEngine:
@@ -78,10 +106,11 @@ class OfflineEngine:
     resolved: Resolved
     _core: TokenizerCore
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, run_later: RunLater | None = None) -> None:
         """Start the children and return when sequences may be submitted.
 
-        Raises ConfigError, ModelError or Internal; nothing is left behind then.
+        *run_later* is as ``TokenizerCore`` takes it. Raises ConfigError, ModelError or Internal;
+        nothing is left behind then.
         """
         # Lifetime: the engine
         self._pid = os.getpid()
@@ -94,18 +123,71 @@ class OfflineEngine:
         self._failure: str | None = None
         self._stats = EngineStats()
         self._profiled: Profiled | None = None  # the worker's answer to the last Profile
-        self._sequences: set[int] = set()  # submitted, terminal row not seen
+        self._next_id = 0
+        self._takers: dict[int, Callable[[News], None]] = {}  # of open requests
+        self._calls = 0  # of administration
         # Lifetime: a run
         self._to_submit: list[Submit] | None = None  # while requests are being checked
-        self._num_samples: dict[int, int] = {}  # of each request
-        self._deltas: dict[int, list[Delta]] = {}  # of each request, those of ended samples
-        self._answers: dict[int, Answer] = {}
+        self._sequences: set[int] = set()  # submitted, terminal row not seen
+        # Lifetime: a call
         self._text = ""  # the answer to Detokenize
+        self._administered: Administered | None = None
         try:
-            self._start(config)
+            self._start(config, run_later)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def failure(self) -> str | None:
+        """Why it can do nothing any more; None while it can."""
+        return self._failure
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """What becomes readable when ``pump`` has something to do."""
+        return self._inbox.descriptor, self._supervisor.descriptor
+
+    @property
+    def num_open(self) -> int:
+        """Number of requests that somebody waits for."""
+        return len(self._takers)
+
+    def numbered(self, requests: Sequence[R]) -> list[R]:
+        """Return *requests*, each under an id of its own, as of now."""
+        now, first = time.monotonic(), self._next_id
+        self._next_id += len(requests)
+        return [
+            msgspec.structs.replace(request, request_id=first + i, arrival=now)
+            for i, request in enumerate(requests)
+        ]
+
+    def open(self, request: Generate | Pool, take: Callable[[News], None]) -> None:
+        """Begin *request*; *take* is told its news, a refusal at once, until it is closed."""
+        self._check()
+        self._takers[request.request_id] = take
+        self._core.handle(request)
+
+    def close_request(self, request_id: int) -> None:
+        """Stop the work on a request, if there is any left; nothing more is told of it."""
+        if self._takers.pop(request_id, None) is not None and self._failure is None:
+            self._core.handle(Cancel(request_id))
+
+    def pump(self, timeout_ms: int = WATCH_MS) -> int:
+        """Handle what has come, waiting up to *timeout_ms* for it; return how many tokens were new.
+
+        Raises Internal if a child has died.
+        """
+        self._check_alive()
+        tokens = 0
+        messages = self._receive(self._inbox, timeout_ms)
+        for message in messages:
+            if isinstance(message, StepOutput):
+                tokens += self._note(message)
+                self._core.handle(message)
+        if not messages or self._watched_at + WATCH_MS / 1000 < time.monotonic():
+            self._watch()
+        return tokens
 
     def run(
         self, requests: Sequence[Generate | Pool], advance: Callable[[int, int], None]
@@ -116,28 +198,26 @@ class OfflineEngine:
         any runs; Internal when a child dies. After KeyboardInterrupt the engine stays usable.
         """
         self._check()
-        self._num_samples = {
-            request.request_id: request.params.n
-            for request in requests
-            if isinstance(request, Generate)
-        }
-        self._deltas = {request.request_id: [] for request in requests}
-        self._answers = {}
-        with _deferred_interrupt() as interrupt:
+        ended: list[None] = []
+        pending = {r.request_id: Pending(r, lambda: ended.append(None)) for r in requests}
+        self._takers |= {request_id: each.take for request_id, each in pending.items()}
+        with deferred_interrupt() as interrupt:
             try:
-                submits = self._tokenize(requests, interrupt)
-                for submit in submits:
+                for submit in self._tokenize(requests, pending, interrupt):
                     self._submit(submit)
                 done = 0
                 while done < len(requests):
                     interrupt.check()
-                    tokens = self._receive()
-                    advance(len(self._answers) - done, tokens)
-                    done = len(self._answers)
+                    tokens = self.pump()
+                    advance(len(ended) - done, tokens)
+                    done = len(ended)
             except BaseException:
-                self._abandon(requests)
+                self._abandon(pending)
                 raise
-        return [self._answers[request.request_id] for request in requests]
+            finally:
+                for request_id in pending:
+                    self._takers.pop(request_id, None)
+        return [each.answer for each in pending.values() if each.answer is not None]
 
     def detokenize(self, token_ids: list[int]) -> str:
         """Return the text of *token_ids*, special tokens by name."""
@@ -154,12 +234,26 @@ class OfflineEngine:
         """Have the worker measure steps of the next run, or with ``steps`` 0 return the figures."""
         self._profiled = None
         self._group.send("worker", 0, task)
-        deadline = time.monotonic() + PROFILE_SECONDS
-        while self._profiled is None:
-            if time.monotonic() > deadline:
-                raise Internal("the worker does not answer")
-            self._watch(int(WATCH_SECONDS * 1000))
+        self._wait(lambda: self._profiled is not None, "worker")
+        assert self._profiled is not None
         return self._profiled
+
+    def reset_prefix_cache(self) -> int:
+        """Forget what is kept of prompts; return how many blocks that were."""
+        self._check()
+        self._calls += 1
+        self._administered = None
+        self._group.send("engine", 0, Administer(self._calls, "reset_prefix_cache"))
+        self._wait(lambda: self._administered is not None, "engine")
+        assert self._administered is not None
+        return self._administered.count
+
+    def _wait(self, is_answered: Callable[[], bool], role: str) -> None:
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while not is_answered():
+            if time.monotonic() > deadline:
+                raise Internal(f"the {role} does not answer")
+            self._watch(WATCH_MS)
 
     def pid(self, role: str) -> int:
         """Return the process id of the child *role*: ``engine`` or ``worker``."""
@@ -167,29 +261,41 @@ class OfflineEngine:
 
     def close(self) -> None:
         """End the children and remove what they leave. May be called again, and after a fork."""
-        if self._pid == os.getpid():
-            self._failure = self._failure or "it was shut down"
-            self._closing.close()
+        if self._pid != os.getpid():
+            return
+        self._failure = self._failure or "it was shut down"
+        self._closing.close()
+        error = Internal(f"this LLM cannot run: {self._failure}")
+        for request_id, take in list(self._takers.items()):
+            take(Failed(request_id, error.status, error.type, error.message))
+        self._takers.clear()
 
     # ------------------------------------------------------------------------------- starting
 
-    def _start(self, config: Config) -> None:
-        for role in CHILDREN:
-            self._group.spawn(role, 0)
+    def _start(self, config: Config, run_later: RunLater | None) -> None:
+        check(config)
+        workers = [("worker", rank) for rank in range(config.parallel.num_workers)]
+        children = [("engine", 0), *workers]
+        for role, index in children:
+            self._group.spawn(role, index)
         self._inbox = self._bind("tokenizer", ToTokenizer)
         self._supervisor = self._bind("supervisor", ToSupervisor)
         self.resolved = resolve_config(config)
         self._group.broadcast(Launch(self.resolved))
         self._core = TokenizerCore(
-            self.resolved, 0, to_engine=self._to_engine, to_frontend=self._from_core
+            self.resolved,
+            0,
+            to_engine=self._to_engine,
+            to_frontend=self._from_core,
+            run_later=run_later,
         )
         self._closing.callback(self._core.close)
-        waiting = {"engine ready", *CHILDREN}
+        waiting: set[tuple[str, int]] = {ENGINE_READY, *children}
         while waiting:
-            for message in self._inbox.receive(int(WATCH_SECONDS * 1000)):
+            for message in self._inbox.receive(WATCH_MS):
                 if isinstance(message, EngineReady):
                     self._core.handle(message)
-                    waiting.discard("engine ready")
+                    waiting.discard(ENGINE_READY)
             waiting -= self._watch()
 
     def _bind(self, role: str, accepts: Any) -> Inbox:
@@ -198,7 +304,10 @@ class OfflineEngine:
     # -------------------------------------------------------------------------------- a run
 
     def _tokenize(
-        self, requests: Sequence[Generate | Pool], interrupt: "_Interrupt"
+        self,
+        requests: Sequence[Generate | Pool],
+        pending: Mapping[int, Pending],
+        interrupt: "Interrupt",
     ) -> list[Submit]:
         """Return what is to be submitted for *requests*; raise for the first that is refused."""
         self._to_submit = []
@@ -206,9 +315,9 @@ class OfflineEngine:
             for index, request in enumerate(requests):
                 interrupt.check()
                 self._core.handle(request)
-                refusal = self._answers.get(request.request_id)
+                refusal = pending[request.request_id].answer
                 if isinstance(refusal, Failed):
-                    raise _as_error(refusal, f"prompt {index}: ")
+                    raise as_error(refusal, f"prompt {index}: ")
             return self._to_submit
         except BaseException:
             for request in requests:  # of these the engine core has seen nothing
@@ -221,18 +330,6 @@ class OfflineEngine:
         self._sequences.update(range(submit.seq_id, submit.seq_id + submit.n))
         self._group.send("engine", 0, submit)
 
-    def _receive(self) -> int:
-        """Handle what has come, waiting a little for it; return how many tokens were new."""
-        tokens = 0
-        messages = self._inbox.receive(int(WATCH_SECONDS * 1000))
-        for message in messages:
-            if isinstance(message, StepOutput):
-                tokens += self._note(message)
-                self._core.handle(message)
-        if not messages or self._watched_at + WATCH_SECONDS < time.monotonic():
-            self._watch()
-        return tokens
-
     def _note(self, output: StepOutput) -> int:
         """Strike off the sequences that end in *output*; return how many tokens it holds."""
         finish = np.frombuffer(output.finish, np.uint8)
@@ -242,18 +339,18 @@ class OfflineEngine:
         self._sequences.difference_update(error.seq_id for error in output.errors)
         return int(np.count_nonzero(np.frombuffer(output.token_ids, np.int32) >= 0))
 
-    def _abandon(self, requests: Sequence[Generate | Pool]) -> None:
-        """Abort what still runs of *requests* and wait for the last rows of its sequences."""
+    def _abandon(self, pending: Mapping[int, Pending]) -> None:
+        """Abort what still runs of a run's requests and wait for the last rows of its sequences."""
         if self._failure is not None:
             return
-        for request in requests:
-            if request.request_id not in self._answers:
-                self._core.handle(Cancel(request.request_id))
+        for request_id, each in pending.items():
+            if each.answer is None:
+                self._core.handle(Cancel(request_id))
         if self._sequences:
             self._group.send("engine", 0, Abort(sorted(self._sequences)))
         deadline = time.monotonic() + ABORT_SECONDS
         while self._sequences and time.monotonic() < deadline:
-            self._receive()
+            self.pump()
         if self._sequences:
             logger.error("%d sequences did not end when aborted", len(self._sequences))
 
@@ -269,53 +366,64 @@ class OfflineEngine:
         match message:
             case Deltas():
                 for delta in message.items:
-                    self._take(delta)
-            case Failed() | Pooled() if message.request_id in self._deltas:
-                self._answers[message.request_id] = message
+                    self._tell(delta)
+            case Failed() | Pooled():
+                self._tell(message)
             case DetokenizedText():
                 self._text = message.text
 
-    def _take(self, delta: Delta) -> None:
-        deltas = self._deltas.get(delta.request_id)
-        if deltas is None or delta.finish_reason is None:
-            return
-        deltas.append(delta)
-        if len(deltas) == self._num_samples[delta.request_id]:
-            self._answers[delta.request_id] = sorted(deltas, key=lambda each: each.index)
+    def _tell(self, news: News) -> None:
+        take = self._takers.get(news.request_id)
+        if take is not None:
+            take(news)
 
     # ------------------------------------------------------------------------- the children
 
     def _check(self) -> None:
-        if self._failure is not None:
-            raise Internal(f"this LLM cannot run: {self._failure}")
+        self._check_alive()
         self._watch()
 
-    def _watch(self, wait_ms: int = 0) -> set[str]:
-        """Return the roles that said Ready since the last look; raise if a child has died.
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise Internal(f"this LLM cannot run: {self._failure}")
+
+    def _receive(self, inbox: Inbox, timeout_ms: int) -> list[Any]:
+        try:
+            return inbox.receive(timeout_ms)
+        except zmq.ZMQError:
+            self._check_alive()  # a signal handler has shut it down meanwhile
+            raise
+
+    def _watch(self, wait_ms: int = 0) -> set[tuple[str, int]]:
+        """Return those who said Ready since the last look; raise if a child has died.
 
         Waits up to *wait_ms* for a message.
         """
         self._watched_at = time.monotonic()
         ready = set()
         dead = self._group.poll()
-        for message in self._supervisor.receive(LAST_WORDS_MS if dead else wait_ms):
-            if isinstance(message, Fatal):
-                self._fail(f"the {message.role} failed: {message.text}")
-            elif isinstance(message, Ready):
-                ready.add(message.role)
-            elif isinstance(message, Profiled):
-                self._profiled = message
+        for message in self._receive(self._supervisor, LAST_WORDS_MS if dead else wait_ms):
+            match message:
+                case Fatal():
+                    self._fail(f"the {message.role} failed: {message.text}")
+                case Ready():
+                    ready.add((message.role, message.index))
+                case Profiled():
+                    self._profiled = message
+                case Administered():
+                    self._administered = message
         if dead:
             self._fail(f"the {dead[0].role} process {dead[0].describe()}")
         return ready
 
     def _fail(self, reason: str) -> None:
         self._failure = reason
+        self._group.kill()  # what is left has nothing worth to finish
         self.close()
         raise Internal(reason)
 
 
-class _Interrupt:
+class Interrupt:
     """Whether Ctrl-C was pressed since a run began."""
 
     pressed = False
@@ -327,13 +435,13 @@ class _Interrupt:
 
 
 @contextmanager
-def _deferred_interrupt() -> Iterator[_Interrupt]:
+def deferred_interrupt() -> Iterator[Interrupt]:
     """Hold the first Ctrl-C back to where the run looks for it; the second is raised at once.
 
     So an interrupt never strikes the tokenizer core in the middle of a change. Where this is not
     the main thread, or the program handles SIGINT itself, nothing is altered.
     """
-    interrupt = _Interrupt()
+    interrupt = Interrupt()
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield interrupt
@@ -352,7 +460,7 @@ def _deferred_interrupt() -> Iterator[_Interrupt]:
     interrupt.check()
 
 
-def _as_error(failed: Failed, prefix: str) -> ZlmError:
+def as_error(failed: Failed, prefix: str = "") -> ZlmError:
     """Return the error that *failed* stands for, its message after *prefix*."""
     kinds: dict[bool, type[ZlmError]] = {True: Internal, False: BadRequest}
     kind = TooLong if failed.code == TooLong.code else kinds[failed.status >= 500]

@@ -1,9 +1,11 @@
-"""What the pooling calls of ``LLM`` ask of the engine, and what they return.
+"""What the pooling calls of ``LLM`` and ``AsyncLLM`` ask of the engine, and what they return.
 
-Pure: prompts to ``Pool`` messages, their answers to outputs.
+Pure: prompts to ``Pool`` messages, their answers to outputs. Every call takes ``pooling_params``
+and ``truncate_prompt_tokens``, and raises BadRequest, naming the field, for a value out of range.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -12,6 +14,7 @@ from zlm.config import PoolingSpec, Resolved
 from zlm.errors import BadRequest, Internal
 from zlm.messages import Failed, Pool, Pooled
 from zlm.offline import Answer
+from zlm.offline_calls import Call
 from zlm.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -23,10 +26,71 @@ from zlm.outputs import (
     ScoringRequestOutput,
 )
 from zlm.pooling_params import PoolingParams
+from zlm.prompts import Prompt, as_list, prompt_parts
 from zlm.scores import Pairs, pooled_texts, scores
 
+Out = TypeVar("Out")
+Prompts = Prompt | Sequence[Prompt]
 
-def params_of(
+
+def embed(
+    resolved: Resolved, prompts: Prompts, given: PoolingParams | None, truncate: int | None
+) -> Call[Pool, EmbeddingRequestOutput]:
+    """Return the call for the vector of each of *prompts*.
+
+    Raises BadRequest, too, for a model that gives none.
+    """
+    pooling = resolved.spec.pooling or PoolingSpec()
+    if pooling.kind == "tokens":
+        raise BadRequest("this model gives something for each token: use encode, not embed")
+    if pooling.num_labels:
+        raise BadRequest("this model scores or classifies: use classify or score, not embed")
+    return _call(prompts, _params(given, truncate, task="embed"), _embedding)
+
+
+def encode(
+    prompts: Prompts, given: PoolingParams | None, truncate: int | None, task: str | None
+) -> Call[Pool, PoolingRequestOutput]:
+    """Return the call for the pooled vector of each of *prompts*."""
+    return _call(prompts, _params(given, truncate, raw=True, task=task), _raw)
+
+
+def classify(
+    resolved: Resolved, prompts: Prompts, given: PoolingParams | None, truncate: int | None
+) -> Call[Pool, ClassificationRequestOutput]:
+    """Return the call for the labels' probabilities; BadRequest if the model is no classifier."""
+    pooling = resolved.spec.pooling
+    if pooling is None or not pooling.num_labels:
+        raise BadRequest("this model has no classification head: it cannot classify")
+    if pooling.kind == "tokens":
+        raise BadRequest("this model labels tokens, and no whole texts: use encode, not classify")
+    labels = list(pooling.labels)
+    params = _params(given, truncate, task="classify")
+    return _call(prompts, params, lambda pooled: _classes(pooled, labels))
+
+
+def score(
+    resolved: Resolved,
+    firsts: str | Sequence[str],
+    seconds: str | Sequence[str],
+    given: PoolingParams | None,
+    truncate: int | None,
+) -> Call[Pool, ScoringRequestOutput]:
+    """Return the call for the scores of pairs of texts."""
+    pairs = _Pairing(firsts, seconds, resolved)
+    return Call(pairs.commands(_params(given, truncate)), lambda _, answers: pairs.outputs(answers))
+
+
+def _call(
+    prompts: Prompts, params: PoolingParams, output: Callable[[Pooled], Out]
+) -> Call[Pool, Out]:
+    forms = [prompt_parts(i, p) for i, p in enumerate(as_list(prompts))]
+    inputs = [ids if ids is not None else text or "" for text, ids, _ in forms]
+    commands = _commands(inputs, params)
+    return Call(commands, lambda _, answers: [output(each) for each in _all_pooled(answers)])
+
+
+def _params(
     given: PoolingParams | None,
     truncate_prompt_tokens: int | None,
     *,
@@ -35,7 +99,7 @@ def params_of(
 ) -> PoolingParams:
     """Return checked parameters; *raw*: nothing is done to vectors that *given* does not ask for.
 
-    task: what the call is for. Raises BadRequest, naming the field, for a value out of range.
+    task: what the call is for.
     """
     params = given or PoolingParams()
     if task is not None:
@@ -54,31 +118,12 @@ def params_of(
     return params
 
 
-def check_vectors(resolved: Resolved) -> None:
-    """Raise BadRequest if the model is one that scores."""
-    pooling = resolved.spec.pooling or PoolingSpec()
-    if pooling.kind == "tokens":
-        raise BadRequest("this model gives something for each token: use encode, not embed")
-    if pooling.num_labels:
-        raise BadRequest("this model scores or classifies: use classify or score, not embed")
-
-
-def labels(resolved: Resolved) -> list[str]:
-    """Return the names of a classifier's labels; raise BadRequest if the model is none."""
-    pooling = resolved.spec.pooling
-    if pooling is None or not pooling.num_labels:
-        raise BadRequest("this model has no classification head: it cannot classify")
-    if pooling.kind == "tokens":
-        raise BadRequest("this model labels tokens, and no whole texts: use encode, not classify")
-    return list(pooling.labels)
-
-
-def commands(prompts: Sequence[str | list[int]], params: PoolingParams) -> list[Pool]:
+def _commands(prompts: Sequence[str | list[int]], params: PoolingParams) -> list[Pool]:
     """Return a command for each of *prompts*, without its id and time."""
     return [Pool(0, 0.0, [prompt], params) for prompt in prompts]
 
 
-def all_pooled(answers: Sequence[Answer]) -> list[Pooled]:
+def _all_pooled(answers: Sequence[Answer]) -> list[Pooled]:
     """Return *answers*; raise Internal if the engine could not compute one of them."""
     pooled = []
     for index, answer in enumerate(answers):
@@ -89,13 +134,13 @@ def all_pooled(answers: Sequence[Answer]) -> list[Pooled]:
     return pooled
 
 
-def embedding(pooled: Pooled) -> EmbeddingRequestOutput:
+def _embedding(pooled: Pooled) -> EmbeddingRequestOutput:
     """Return the output of one input of ``embed``."""
     vector = EmbeddingOutput(_floats(pooled))
     return EmbeddingRequestOutput(str(pooled.request_id), pooled.prompts[0], vector)
 
 
-def raw(pooled: Pooled) -> PoolingRequestOutput:
+def _raw(pooled: Pooled) -> PoolingRequestOutput:
     """Return the output of one input of ``encode``."""
     rows = len(pooled.prompts[0])
     values = np.frombuffer(pooled.vectors[0], "<f4")
@@ -103,7 +148,7 @@ def raw(pooled: Pooled) -> PoolingRequestOutput:
     return PoolingRequestOutput(str(pooled.request_id), pooled.prompts[0], vector)
 
 
-def classes(pooled: Pooled, names: list[str]) -> ClassificationRequestOutput:
+def _classes(pooled: Pooled, names: list[str]) -> ClassificationRequestOutput:
     """Return the output of one input of ``classify``."""
     probabilities = ClassificationOutput(_floats(pooled), names)
     return ClassificationRequestOutput(str(pooled.request_id), pooled.prompts[0], probabilities)
@@ -114,7 +159,7 @@ def _floats(pooled: Pooled) -> list[float]:
     return values
 
 
-class Pairing:
+class _Pairing:
     """The pairs of one call of ``score``: each text is computed once, or each pair."""
 
     def __init__(
@@ -133,7 +178,7 @@ class Pairing:
 
     def commands(self, params: PoolingParams) -> list[Pool]:
         """Return the commands, without their ids and times."""
-        plain = commands(self._prompts, params)
+        plain = _commands(self._prompts, params)
         if not self._seconds:
             return plain
         return [
@@ -141,13 +186,15 @@ class Pairing:
             for command, second in zip(plain, self._seconds, strict=True)
         ]
 
-    def outputs(self, answers: list[Pooled]) -> list[ScoringRequestOutput]:
+    def outputs(self, given: Sequence[Answer]) -> list[ScoringRequestOutput]:
         """Return the score of each pair."""
+        answers = _all_pooled(given)
         count = len(self._pairs.seconds)
         crossed = self._pooling.num_labels > 0
         vectors = [answer.vectors[0] for answer in answers]
-        found = scores(vectors, count, is_cross_encoder=crossed)
         ids = [answer.prompts[0] for answer in answers]
+        lengths = [len(each) for each in ids] if answers[0].per_token else None
+        found = scores(vectors, count, is_cross_encoder=crossed, lengths=lengths)
         if not crossed:
             firsts = ids[:-count] * (count if len(ids) == count + 1 else 1)
             ids = [one + two for one, two in zip(firsts, ids[-count:], strict=True)]

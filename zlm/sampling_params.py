@@ -4,6 +4,7 @@ Knows nothing of models or vocabularies: what depends on them (ids within the vo
 within the context) is checked by the tokenizer process. Imports only the error tree.
 """
 
+import enum
 import math
 from typing import Any
 
@@ -82,6 +83,14 @@ class StructuredOutputsParams(
             raise BadRequest(f"{self.source}: {message}", param=self.source)
 
 
+class RequestOutputKind(enum.Enum):
+    """What each output of a stream holds: all so far, what is new, or nothing before the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Sampling parameters of one request. ``None`` means "the model's default".
 
@@ -99,6 +108,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
     bad_words: words never produced.  truncate_prompt_tokens: keep so many last prompt tokens (-1:
     as many as leave room for max_tokens, or for one token).
     structured_outputs: the form the output must have.
+    output_kind: what the outputs of ``LLM.stream`` and ``AsyncLLM`` hold; servers ignore it.
     """
 
     n: int = 1
@@ -126,6 +136,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
     detokenize: bool = True
     truncate_prompt_tokens: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def stop_strings(self) -> list[str]:
         """Return ``stop`` as a list, whatever form it was given in."""
@@ -176,6 +187,35 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
             raise BadRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
         if self.structured_outputs is not None:
             self.structured_outputs.check()
+
+
+class BeamSearchParams(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Parameters of beam search: the likeliest outputs, not drawn but searched for.
+
+    beam_width: how many are followed, and returned.  max_tokens: most output tokens.
+    ignore_eos: EOS is a token like others.  length_penalty: a finished output's score is its
+    log-probability over its number of tokens to this power (0: the log-probability; over 0 favours
+    long ones).  include_stop_str_in_output: the text shows the EOS token.  temperature: 0 or 1,
+    which are the same here: probabilities are the model's own.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def check(self) -> None:
+        """Raise BadRequest, naming the field and the limit, if a value is out of range."""
+        _range("beam_width", self.beam_width, 1, MAX_LOGPROBS - 1)
+        _range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _range("length_penalty", self.length_penalty, -10.0, 10.0)
+        if self.temperature not in (0.0, 1.0):
+            message = f"temperature must be 0 or 1 in beam search, got {clip(self.temperature)}"
+            raise BadRequest(message, param="temperature")
 
 
 def _range(name: str, value: float | None, low: float, high: float) -> None:

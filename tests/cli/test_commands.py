@@ -8,7 +8,8 @@ import pytest
 from zlm import __version__
 from zlm.cli.accepted import ACCEPTED
 from zlm.cli.arguments import ARGUMENTS
-from zlm.cli.main import main
+from zlm.cli.bench import MEASUREMENTS
+from zlm.cli.main import COMMANDS, main
 
 HEAVY = {
     "torch",
@@ -74,6 +75,31 @@ def test_wrong_flags_exit_with_2_and_say_which(words: list[str]) -> None:
         "zlm serve --help lists the flags",
     ]
     assert done.stdout == ""
+
+
+def test_where_old_guides_start_a_server() -> None:
+    """It says the command of today, and does what that does."""
+    done = run("zlm.entrypoints.openai.api_server", "--model", "M", "--prot", "1")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[:2] == [
+        "zlm: the command for this is zlm serve MODEL, with the same flags",
+        "zlm serve: unknown flag --prot; did you mean --port?",
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[name] for name in COMMANDS if name != "bench"] + [["bench", name] for name in MEASUREMENTS],
+    ids=" ".join,
+)
+def test_help_is_quick(words: list[str]) -> None:
+    """CPU time, so that other programs do not count: less than passes before one notices."""
+    code = "import sys, time\nfrom zlm.cli.main import main\n"
+    code += "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+    code += "print(time.process_time())"
+    command = [sys.executable, "-c", code, *words, "--help"]
+    seconds = [float(subprocess.check_output(command, text=True).split()[-1]) for _ in range(2)]
+    assert min(seconds) < 0.4
 
 
 def test_module_serve_is_serve() -> None:

@@ -56,6 +56,7 @@ EXAMPLES: dict[str, tuple[list[str], Any]] = {
     "--device": (["cuda"], "cuda"),
     "--attention-backend": (["sdpa"], "sdpa"),
     "--tensor-parallel-size": (["1"], 1),
+    "--pipeline-parallel-size": (["2"], 2),
     "--cpu-threads": (["2"], 2),
     "--host": (["0.0.0.0"], "0.0.0.0"),
     "--port": (["8001"], 8001),
@@ -84,6 +85,7 @@ EXAMPLES: dict[str, tuple[list[str], Any]] = {
     "--shutdown-timeout": (["1.5"], 1.5),
     "--health-timeout": (["5"], 5.0),
     "--hang-timeout": (["30"], 30.0),
+    "--startup-timeout": (["900"], 900.0),
     "--max-restarts": (["0"], 0),
     "--unknown-fields": (["ignore"], "ignore"),
     "--max-body-bytes": (["1MB"], 1_000_000),
@@ -205,7 +207,7 @@ def test_the_guides_commands_are_taken() -> None:
 
 @pytest.mark.parametrize("word", ["auto", "-1"])
 def test_max_model_len_auto(word: str) -> None:
-    assert config_of("--max-model-len", word).model.max_model_len is None
+    assert config_of("--max-model-len", word).model.max_model_len == "auto"
 
 
 @pytest.mark.parametrize(
@@ -336,7 +338,10 @@ WRONG = [
         "--gpu-memory-utilization must be a finite number, got 'nan'",
     ),
     ("--dtype int8", "--dtype must be one of auto, float32, bfloat16, float16, float, half"),
-    ("--kv-cache-dtype fp8", "--kv-cache-dtype must be one of auto, float32, bfloat16, float16"),
+    (
+        "--kv-cache-dtype fp8_e5m2",
+        "--kv-cache-dtype must be one of auto, float32, bfloat16, float16",
+    ),
     (
         "--kv-cache-memory-bytes 8XB",
         "--kv-cache-memory-bytes must be a number of bytes such as 1073741824, 8GB or 512MiB",
@@ -346,8 +351,9 @@ WRONG = [
     ("--allowed-origins [1]", "--allowed-origins must be a string or a JSON list of strings"),
     ("--task reward", "--task must be one of auto, generate, embedding, embed, classify, score"),
     ("--swap-space much", "--swap-space must be a number, got 'much'"),
-    ("--tensor-parallel-size 2", "--tensor-parallel-size 2: this version runs one worker"),
-    ("-pp 2", "-pp must be 1: this version runs one worker, got '2'"),
+    ("--tensor-parallel-size 0", "--tensor-parallel-size must be between 1 and 64, got 0"),
+    ("-pp two", "-pp must be a whole number, got 'two'"),
+    ("-pp 0", "--pipeline-parallel-size must be between 1 and 64, got 0"),
     ("--device tpu", "--device must be one of auto, cpu, cuda, got 'tpu'"),
     (
         "--attention-backend FLASH_ATTN",

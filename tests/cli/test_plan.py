@@ -67,6 +67,14 @@ def test_nothing_fits(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the model does not fit the GPU" in out
 
 
+def test_which_quantization_would_fit(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Issue 6: each by itself, and the flag it takes."""
+    card = (model, "--gpu-memory", "16GB", "--max-model-len", "4096")
+    _, out, _ = plan(capsys, *card)
+    assert "it would fit with --quantization fp8, or with --quantization w4a16" in out
+    assert plan(capsys, *card, "--quantization", "fp8")[0] == 0
+
+
 def test_the_advice_holds(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What an error tells to give is enough."""
     words = (model, "--gpu-memory", "24GB")
@@ -105,3 +113,18 @@ def test_a_model_of_vectors(model: str, capsys: pytest.CaptureFixture[str]) -> N
     words: list[Any] = [model, "--gpu-memory", "8GB", "--task", "embedding"]
     status, _, err = plan(capsys, *words)
     assert status == 2 and "has no KV cache to plan" in err
+
+
+def test_the_longest_context_is_taken_for_auto(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Issue 6: and keys and values of 8 bits leave room for twice as many tokens."""
+    card = (model, "--gpu-memory", "24GB", "--max-model-len", "auto")
+    longest = []
+    for kind in ("auto", "fp8"):
+        status, out, _ = plan(capsys, *card, "--kv-cache-dtype", kind)
+        assert status == 0
+        longest.append(number(r"longest --max-model-len would be (\d+)", out))
+        assert f"1 of {longest[-1]:.0f}" in out, "that long, it is one sequence at a time"
+    assert "its cache in fp8_e4m3: --max-model-len auto" in out
+    assert 1.9 < longest[1] / longest[0] < 2.1

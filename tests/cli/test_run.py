@@ -10,14 +10,19 @@ from typing import Any
 
 import pytest
 from running_server import eventually_true
+from tiny import tiny_checkpoint
 
 from zlm.cli import run, run_input
-from zlm.cli.run_input import Entry, entries, ids_of
+from zlm.cli.run_input import Entry, digests, entries
 from zlm.cli.run_journal import Journal
 from zlm.errors import ConfigError
 
-FLAGS = ["--max-model-len", "256", "--dtype", "float32", "--cpu-threads", "1"]
-NUM_PROMPTS = 24
+FLAGS = ["--max-model-len", "256", "--dtype", "float32", "--cpu-threads", "1", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "m", "llama")
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -35,28 +40,35 @@ def write(path: Path, *values: Any) -> Path:
     return path
 
 
-def test_runs_that_are_killed_go_on(smollm2_path: Path, tmp_path: Path) -> None:
-    texts = {f"p{i}": f"{i} and {i} is" for i in range(NUM_PROMPTS)}
+@pytest.mark.parametrize(
+    ("num_prompts", "kills"),
+    [(24, (5,)), pytest.param(500, (50, 130, 220, 310, 400), marks=pytest.mark.slow)],
+)
+def test_runs_that_are_killed_go_on(
+    tiny_path: Path, tmp_path: Path, num_prompts: int, kills: tuple[int, ...]
+) -> None:
+    """Killed with SIGKILL in the middle, again and again: each prompt has one answer in the end."""
+    texts = {f"p{i}": f"{i} and {i} is" for i in range(num_prompts)}
     prompts = [{"id": i, "prompt": text, "ignore_eos": True} for i, text in texts.items()]
     given, output = write(tmp_path / "in", *prompts), tmp_path / "out"
-    words = command(smollm2_path, given, output, "--max-tokens", "8", "--temperature", "0")
-    few = [*words, "--concurrency", "2"]  # so that the run can be met in its middle
+    words = command(tiny_path, given, output, "--max-tokens", "8", "--temperature", "0")
+    few = [*words, "--concurrency", "1"]  # so that the run can be met in its middle
 
     def num_answers() -> int:
         return output.read_bytes().count(b"\n") if output.exists() else 0
 
-    for least in (3, 9):
+    for least in kills:
         killed = subprocess.Popen(few, stderr=subprocess.PIPE)
         assert eventually_true(lambda least=least: num_answers() >= least, 60)
         killed.send_signal(signal.SIGKILL)
         killed.communicate()
+        assert killed.returncode == -signal.SIGKILL and num_answers() < num_prompts
     before = output.read_bytes()
     num_before = before.count(b"\n")
-    assert num_before < NUM_PROMPTS
     output.write_bytes(before + b'{"id":"p23","text":" 4')  # a line that was not finished
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert f"{num_before} of {NUM_PROMPTS} are done" in done.stderr
+    assert f"{num_before} of {num_prompts} are done" in done.stderr
     assert output.read_bytes().startswith(before)
     answers = lines(output)
     assert Counter(answer["id"] for answer in answers) == Counter(p["id"] for p in prompts)
@@ -127,9 +139,9 @@ def test_wrong_flags(
 
 def test_ids_must_be_unique(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the id 2 is there twice"):
-        ids_of(write(tmp_path / "in", {"id": "2", "prompt": "x"}, {"prompt": "y"}))
+        digests(write(tmp_path / "in", {"id": "2", "prompt": "x"}, {"prompt": "y"}))
     with pytest.raises(ConfigError, match="cannot read"):
-        ids_of(tmp_path / "absent")
+        digests(tmp_path / "absent")
 
 
 def test_defaults_are_for_fields_that_a_line_lacks(tmp_path: Path) -> None:
@@ -142,6 +154,28 @@ def test_defaults_are_for_fields_that_a_line_lacks(tmp_path: Path) -> None:
     assert run_input.PATHS[1] == next(entries(given, {})).path
 
 
+def test_prompts_that_changed_under_their_ids_are_noticed(tmp_path: Path) -> None:
+    batch = {"custom_id": "b", "body": {"messages": [], "max_tokens": 3}}
+    given = write(tmp_path / "in", {"id": "a", "prompt": "x"}, batch, "no JSON")
+    output = tmp_path / "out"
+    journal = Journal(output)
+    for entry in entries(given, {"temperature": 0}):
+        journal.write(entry, 400, {"error": {"message": "no"}}, "")
+    journal.close()
+    again = Journal(output)
+    same = write(tmp_path / "same", '{"prompt":"x",  "id": "a"}', batch, "no JSON")
+    again.check(digests(same))  # other white space, an order, defaults: nothing has changed
+    batch["body"]["max_tokens"] = 4  # type: ignore[index]
+    changed = write(tmp_path / "changed", {"id": "a", "prompt": "y"}, batch, "no JSON")
+    with pytest.raises(ConfigError, match="have changed in the input since: a and 1 more"):
+        again.check(digests(changed))
+    again.close()
+    write(output, {"id": "a", "text": "an answer of an older version"})
+    old = Journal(output)
+    old.check(digests(changed))
+    old.close()
+
+
 def test_an_output_of_other_requests_is_not_added_to(tmp_path: Path) -> None:
     output = tmp_path / "out"
     journal = Journal(output)
@@ -150,9 +184,9 @@ def test_an_output_of_other_requests_is_not_added_to(tmp_path: Path) -> None:
         Journal(output)
     journal.close()
     again = Journal(output)
-    assert (again.done, again.num_failed) == ({"a"}, 1)
+    assert (list(again.done), again.num_failed) == (["a"], 1)
     with pytest.raises(ConfigError, match="holds an answer to a, which the input does not have"):
-        again.check({"b"})
+        again.check({"b": ""})
     again.close()
     write(output, "text")
     with pytest.raises(ConfigError, match="holds no answers: see line 1"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from zlm import LLM, SamplingParams
-from zlm.errors import Internal, ZlmError
+from zlm.errors import Internal, Overloaded, ZlmError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 PROMPT = "The capital of France is"
@@ -101,6 +101,37 @@ def test_a_killed_child_is_an_error_not_a_hang(open_llm: Callable[..., LLM], rol
     assert children() == before
     with pytest.raises(Internal, match=role):
         llm.generate(PROMPT, GREEDY, use_tqdm=False)
+
+
+def test_stop_start_and_sleep(tiny_path: Path) -> None:
+    """Nothing of it is left while it sleeps; awake it answers as before; a handler may stop it."""
+    before = children()
+    with LLM(tiny_path, dtype="float32", device="cpu", cpu_threads=1) as llm:
+        expected = answer(llm)
+        assert llm.reset_prefix_cache() and answer(llm) == expected
+        stream = llm.stream(PROMPT, SamplingParams(max_tokens=400, ignore_eos=True))
+        next(stream)
+        llm.sleep()
+        assert llm.is_sleeping() and children() == before
+        with pytest.raises(Overloaded, match="wake_up"):
+            answer(llm)
+        with pytest.raises(ZlmError):
+            list(stream)
+        llm.wake_up()
+        assert not llm.is_sleeping() and answer(llm) == expected
+        llm.stop()
+        llm.start()
+        llm.start()
+        assert answer(llm) == expected
+        former = signal.signal(signal.SIGALRM, lambda *_: llm.shutdown())
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            with pytest.raises(Internal, match="shut down"):
+                while True:
+                    answer(llm)
+        finally:
+            signal.signal(signal.SIGALRM, former)
+    assert children() == before
 
 
 def run_program(program: str, model: Path) -> subprocess.CompletedProcess[str]:

@@ -34,12 +34,6 @@ def _trust_remote_code(value: str) -> str:
     return "a model's own code is never run; a model that needs it is refused"
 
 
-def _pipeline_parallel_size(value: str) -> str:
-    if values.integer(value) != 1:
-        raise ValueError("must be 1: this version runs one worker")
-    return "one worker holds all layers"
-
-
 def _only(what: str, *possible: str) -> Callable[[str], str]:
     def take(value: str) -> str:
         if value not in possible:
@@ -97,12 +91,5 @@ ACCEPTED = (
         flag="--trust-remote-code",
         take=_trust_remote_code,
         help="a model's own code is never run; models that need none are served",
-    ),
-    Accepted(
-        flag="--pipeline-parallel-size",
-        metavar="N",
-        take=_pipeline_parallel_size,
-        spellings=("-pp",),
-        help="1 in this version",
     ),
 )

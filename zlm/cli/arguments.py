@@ -66,8 +66,9 @@ MODEL = (
         field="model.max_model_len",
         metavar="N",
         parse=values.max_model_len,
-        help="most tokens of prompt and output together; 8k is 8000, 8K is 8192",
-        default="auto, what the model was made for",
+        help="most tokens of prompt and output together; 8k is 8000, 8K is 8192; auto: what fits "
+        "the memory",
+        default="what the model was made for",
     ),
     Argument(
         flag="--served-model-name",
@@ -91,7 +92,7 @@ MODEL = (
         metavar="METHOD",
         parse=values.text,
         spellings=("-q",),
-        help="checked against what the checkpoint is",
+        help="fp8 or w4a16 quantize a plain checkpoint as a GPU reads it; others are checked",
         default="the checkpoint decides",
     ),
     Argument(
@@ -262,7 +263,15 @@ COMPUTE = (
         metavar="N",
         parse=values.integer,
         spellings=("-tp",),
-        help="workers that share each layer; 1 in this version",
+        help="GPUs (on a CPU: processes) that share each layer",
+    ),
+    Argument(
+        flag="--pipeline-parallel-size",
+        field="parallel.pipeline_parallel_size",
+        metavar="N",
+        parse=values.integer,
+        spellings=("-pp",),
+        help="stages, each of which has some of the layers",
     ),
     Argument(
         flag="--cpu-threads",
@@ -342,6 +351,13 @@ SERVER = (
         metavar="SECONDS",
         parse=values.number,
         help="how long a process may make no progress until it is replaced",
+    ),
+    Argument(
+        flag="--startup-timeout",
+        field="server.startup_timeout_seconds",
+        metavar="SECONDS",
+        parse=values.number,
+        help="how long a start may go without news of its progress until it is given up",
     ),
     Argument(
         flag="--max-restarts",

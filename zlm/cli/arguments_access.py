@@ -53,6 +53,12 @@ ACCESS = (
         help="serve /metrics without a key",
     ),
     Argument(
+        flag="--ui",
+        field="server.ui",
+        help="serve a web page at /: a chat, and a dashboard of the server; it needs no key, what "
+        "it shows does",
+    ),
+    Argument(
         flag="--allowed-origins",
         field="server.allowed_origins",
         metavar="ORIGIN",

@@ -93,11 +93,18 @@ class Asker:
             connection.close()
 
 
-def by_url(url: str, api_key: str) -> Asker:
-    """Return the way to the server at *url*, with or without ``/v1`` at its end.
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is that runs."""
 
-    Raises ConfigError if it is no URL of one.
-    """
+    is_tls: bool
+    host: str
+    port: int
+    prefix: str  # of its paths
+
+
+def address(url: str) -> Address:
+    """Return what *url* says, with or without ``/v1`` at its end; raise ConfigError if nothing."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         host, port = parts.hostname, parts.port
@@ -105,15 +112,22 @@ def by_url(url: str, api_key: str) -> Asker:
         raise ConfigError(f"--url {url}: {error}") from error
     if parts.scheme not in ("http", "https") or not host:
         raise ConfigError(f"--url {url}: must be like http://127.0.0.1:8000")
+    is_tls = parts.scheme == "https"
     prefix = parts.path.rstrip("/").removesuffix("/v1")
+    return Address(is_tls, host, port or (443 if is_tls else 80), prefix)
+
+
+def by_url(url: str, api_key: str) -> Asker:
+    """Return the way to the server at *url*; raises ConfigError if it is no URL of one."""
+    where = address(url)
 
     def connect() -> HTTPConnection:
-        if parts.scheme == "https":
+        if where.is_tls:
             context = ssl.create_default_context()
-            return HTTPSConnection(host, port, timeout=None, context=context)
-        return HTTPConnection(host, port, timeout=None)
+            return HTTPSConnection(where.host, where.port, timeout=None, context=context)
+        return HTTPConnection(where.host, where.port, timeout=None)
 
-    return Asker(connect, prefix, api_key)
+    return Asker(connect, where.prefix, api_key)
 
 
 def by_socket(path: Path) -> Asker:

@@ -3,7 +3,8 @@
     zlm chat MODEL [flags of zlm serve]
     zlm chat --url http://127.0.0.1:8000 [--model NAME]
 
-Owns the conversation and the terminal. Ctrl-C stops an answer, Ctrl-D leaves. Without a terminal
+Owns the conversation and the terminal. Ctrl-C stops an answer, Ctrl-D leaves. What was typed is
+kept for the next time, for its owner alone, in ``$XDG_STATE_HOME/zlm/history``. Without a terminal
 all of the standard input is one message, and only the answer is printed.
 """
 
@@ -19,6 +20,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from zlm.cli import ask
 from zlm.cli.ask import Asker, Piece
 from zlm.cli.failures import told
@@ -28,13 +31,15 @@ from zlm.errors import ConfigError, ZlmError
 from zlm.process.logs import escape
 
 LOOK_SECONDS = 0.1
+HISTORY_LINES = 1000
 BLOCK = '"""'
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what would command the terminal
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 HELP = """\
 /new           begin a new conversation        /system TEXT   set the system prompt
-/undo          take the last answer back       /save FILE     write the conversation as JSON
-/help          show this                       /exit          leave (or Ctrl-D)
+/retry         answer the last message anew    /save FILE     write the conversation as JSON
+/undo          take the last answer back       /load FILE     go on with one that was saved
+/history       show the conversation           /exit          leave (or Ctrl-D)
 A \\ at the end of a line continues it; between two lines of \"\"\" every line is one message."""
 
 
@@ -55,21 +60,26 @@ def parser(command: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog=f"zlm {command}",
         usage=f"zlm {command} (MODEL [flags of zlm serve] | --url URL) [options]",
-        description="Without a terminal all of the standard input is one message or prompt.",
+        description="Without a terminal all of the standard input is one message or prompt. "
+        "Other flags are those of zlm serve, for a MODEL that is loaded.",
         allow_abbrev=False,
     )
-    made.add_argument("model_path", metavar="MODEL", nargs="?", help="a model to load for this")
-    made.add_argument("--url", help="of a server that runs, such as http://127.0.0.1:8000")
-    made.add_argument("--model", dest="name", help="which of the server's models (the first)")
-    made.add_argument("--api-key", default=os.environ.get("ZLM_API_KEY", ""), help="its key")
-    made.add_argument("--max-tokens", type=int, help="of an answer")
-    made.add_argument("--temperature", type=float)
-    made.add_argument("--top-p", type=float)
-    made.add_argument("--seed", type=int)
+    where = made.add_argument_group("who is asked")
+    where.add_argument("model_path", metavar="MODEL", nargs="?", help="a model to load for this")
+    where.add_argument("--url", help="of a server that runs, such as http://127.0.0.1:8000")
+    where.add_argument("--model", dest="name", help="which of the server's models (its first)")
+    key = os.environ.get("ZLM_API_KEY", "")
+    where.add_argument("--api-key", default=key, metavar="KEY", help="its key ($ZLM_API_KEY)")
+    what = made.add_argument_group("what is asked; the model's own settings where nothing is given")
     if command == "chat":
-        made.add_argument("--system", default="", help="system prompt")
+        what.add_argument("--system", default="", metavar="TEXT", help="system prompt (none)")
     else:
-        made.add_argument("--prompt", help="what to go on from (default: the standard input)")
+        what.add_argument("--prompt", metavar="TEXT", help="what to go on from (standard input)")
+    room = "what the context has room for" if command == "chat" else "16"
+    what.add_argument("--max-tokens", type=int, metavar="N", help=f"of an answer ({room})")
+    what.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest token")
+    what.add_argument("--top-p", type=float, metavar="P", help="share of them to draw from")
+    what.add_argument("--seed", type=int, metavar="N", help="for the same answer again (random)")
     return made
 
 
@@ -126,7 +136,10 @@ class Chat:
             "/new": self._new,
             "/system": self._set_system,
             "/undo": self._undo,
+            "/retry": self._retry,
+            "/history": self._history,
             "/save": self._save,
+            "/load": self._load,
             "/help": lambda _: HELP,
         }
 
@@ -139,9 +152,11 @@ class Chat:
 
     def talk(self) -> int:
         """Answer line by line until the user leaves; return the exit status."""
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  (input() then has a history and can be edited)
         print(f"{self._fields['model']}   /help shows what can be said", file=sys.stderr)
+        with _lines_kept(_history_file()):
+            return self._loop()
+
+    def _loop(self) -> int:
         while True:
             try:
                 text = _message(input)
@@ -158,15 +173,15 @@ class Chat:
 
     def _respond(self, text: str) -> None:
         word, _, rest = text.strip().partition(" ")
-        if word in self._commands:
-            print(self._commands[word](rest.strip()), file=sys.stderr)
-        elif word.startswith("/") and "/" not in word[1:]:
-            print(f"there is no {escape(word)}; /help shows what there is", file=sys.stderr)
-        else:
-            try:
+        try:
+            if word in self._commands:
+                print(self._commands[word](rest.strip()), file=sys.stderr)
+            elif word.startswith("/") and "/" not in word[1:]:
+                print(f"there is no {escape(word)}; /help shows what there is", file=sys.stderr)
+            else:
                 self._answer(text, True)
-            except ZlmError as error:
-                print(escape(error.message), file=sys.stderr)
+        except ZlmError as error:
+            print(escape(error.message), file=sys.stderr)
 
     def _answer(self, text: str, is_terminal: bool) -> None:
         """Print the answer to *text* as it comes, and keep both."""
@@ -189,6 +204,37 @@ class Chat:
         del self.messages[-2:]
         return f"{len(self.messages) // 2} answers are left"
 
+    def _retry(self, _: str) -> str:
+        if not self.messages:
+            return "there is no message yet"
+        kept = self.messages
+        *self.messages, asked, _answer = kept
+        try:
+            self._answer(asked["content"], True)
+        except ZlmError:
+            self.messages = kept
+            raise
+        return "the answer before is forgotten"
+
+    def _history(self, _: str) -> str:
+        lines = [f"{each['role']}: {CONTROL.sub('', each['content'])}" for each in self.messages]
+        return "\n".join(lines) or "there is no message yet"
+
+    def _load(self, name: str) -> str:
+        try:
+            loaded = msgspec.json.decode(Path(name).read_bytes(), type=list[dict[str, str]])
+            roles = [message["role"] for message in loaded if isinstance(message["content"], str)]
+        except OSError as error:
+            return f"cannot read {escape(name)}: {error.strerror}"
+        except (msgspec.MsgspecError, KeyError):
+            return f"{escape(name)} holds no conversation"
+        system = 1 if roles[:1] == ["system"] else 0
+        if roles[system:] != ["user", "assistant"] * ((len(roles) - system) // 2):
+            return f"{escape(name)} holds no conversation of questions and answers"
+        self._system = loaded[0]["content"] if system else ""
+        self.messages = loaded[system:]
+        return f"{len(self.messages) // 2} answers are there"
+
     def _save(self, name: str) -> str:
         system = [{"role": "system", "content": self._system}] if self._system else []
         try:
@@ -197,6 +243,34 @@ class Chat:
         except OSError as error:
             return f"cannot write {escape(name)}: {error.strerror}"
         return f"written to {escape(name)}"
+
+
+def _history_file() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "zlm" / "history"
+
+
+@contextmanager
+def _lines_kept(path: Path) -> Iterator[None]:
+    """Let lines be edited, and those of earlier times be called back; keep this time's in *path*.
+
+    A Python without readline has none of it; where *path* cannot be, nothing is kept.
+    """
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        readline.read_history_file(path)
+    try:
+        yield
+    finally:
+        readline.set_history_length(HISTORY_LINES)
+        with contextlib.suppress(OSError):
+            readline.write_history_file(path)
 
 
 def _message(read: Callable[[str], str]) -> str:

@@ -20,7 +20,8 @@ COMMANDS = {
     "pull": "fetch a model from the hub",
     "plan": "tell whether a model fits a GPU, without one",
     "doctor": "look at this machine: what is wrong, and what to do",
-    "bench": "measure where the time of a step goes",
+    "bench": "measure a server under load, the offline engine, a start, a step",
+    "completion": "print what makes a shell complete commands and flags",
 }
 USAGE_ERROR = 2
 CLOSED_PIPE = 141  # as the shell tells a death by SIGPIPE

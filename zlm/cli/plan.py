@@ -9,14 +9,18 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from zlm.cli.failures import told
 from zlm.cli.parse import parse
 from zlm.cli.values import size_bytes
-from zlm.config import Config, Resolved, resolve, with_purpose
+from zlm.config import AUTO_LENGTHS, Config, Resolved, kv_cache_type, resolve, with_purpose
 from zlm.errors import ConfigError
 from zlm.process.logs import escape
 
 if TYPE_CHECKING:
+    import torch
+
     from zlm.worker.gpu_forecast import Forecast
 
 DOES_NOT_FIT = 1
@@ -66,8 +70,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def described(config: Config) -> Resolved:
-    """Return *config* and the facts of its model, for a GPU; no weights are fetched or read."""
+    """Return *config* and the facts of its model, or of what each of several GPUs has of it.
+
+    No weights are fetched or read.
+    """
     from zlm.models.config import load_spec
+    from zlm.models.shares import resolved_of_worker
     from zlm.weights.resolve import resolve_description
 
     options = config.model
@@ -77,7 +85,8 @@ def described(config: Config) -> Resolved:
     spec = with_purpose(load_spec(path, generation_config="none"), options)
     if spec.pooling is not None:
         raise ConfigError(f"{options.model} gives vectors or scores: it has no KV cache to plan")
-    return resolve(config, spec, model_path=path, tokenizer_path=path, device="cuda")
+    whole = resolve(config, spec, model_path=path, tokenizer_path=path, device="cuda")
+    return resolved_of_worker(whole)
 
 
 def _show(resolved: Resolved, sizes: list[int], capability: tuple[int, int]) -> int:
@@ -86,20 +95,32 @@ def _show(resolved: Resolved, sizes: list[int], capability: tuple[int, int]) -> 
     model, cache = resolved.config.model, resolved.config.cache
     dtype = gpu_measure.compute_dtype(model.dtype, cache.kv_cache_dtype, resolved.spec, capability)
     name = str(dtype).removeprefix("torch.")
-    limits = f"{resolved.max_model_len} tokens, {resolved.max_num_seqs} sequences"
-    print(f"{model.model} in {name}: --max-model-len {limits}\n")
+    kept = kv_cache_type(cache.kv_cache_dtype, name, resolved.spec, resolved.device)
+    is_auto = model.max_model_len in AUTO_LENGTHS
+    length = "auto" if is_auto else f"{resolved.max_model_len} tokens"
+    limits = f"{length}, {resolved.max_num_seqs} sequences"
+    cache_note = f", its cache in {kept}" if kept != name else ""
+    print(f"{model.model} in {name}{cache_note}: --max-model-len {limits}\n")
     cards = [gpu_forecast.absent_card(size, capability) for size in sizes]
-    outcomes = [gpu_forecast.forecast(resolved, card, dtype) for card in cards]
-    for outcome in outcomes:
-        print("\n".join(_lines(resolved, outcome)), end="\n\n")
+    outcomes = []
+    for card in cards:
+        outcome, shown = gpu_forecast.forecast(resolved, card, dtype), resolved
+        if is_auto and outcome.longest:
+            shown = msgspec.structs.replace(resolved, max_model_len=outcome.longest)
+            outcome = gpu_forecast.forecast(shown, card, dtype)
+        print("\n".join(_lines(shown, outcome, dtype)), end="\n\n")
+        outcomes.append(outcome)
     return 0 if any(outcome.plan for outcome in outcomes) else DOES_NOT_FIT
 
 
-def _lines(resolved: Resolved, outcome: "Forecast") -> list[str]:
+def _lines(resolved: Resolved, outcome: "Forecast", dtype: "torch.dtype") -> list[str]:
     from zlm.worker import gpu_forecast
 
     if outcome.plan is None:
-        return [f"{outcome.card.name}: it does not fit", escape(outcome.reason)]
+        lines = [f"{outcome.card.name}: it does not fit", escape(outcome.reason)]
+        if flags := gpu_forecast.lighter(resolved, outcome.card, dtype):
+            lines.append(f"it would fit with {', or with '.join(flags)}")
+        return lines
     longest = resolved.max_model_len
     lengths = [length for length in LENGTHS if length < longest]
     counts = [

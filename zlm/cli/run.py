@@ -1,25 +1,29 @@
 """``zlm run MODEL INPUT --output FILE``: answers a file of requests, line by line.
 
-Starts a server for itself and asks it what the input holds, many at once; each answer is a line of
-the output as soon as it is there. Started again with the same files, after whatever ended it, it
-goes on where it was: nothing is lost, nothing is done twice.
+Starts a server for itself, or takes one that runs (``--url URL`` instead of MODEL), and asks it
+what the input holds, many at once; each answer is a line of the output as soon as it is there.
+Started again with the same files, after whatever ended it, it goes on where it was: nothing is
+lost, nothing is done twice.
 """
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from zlm.cli.ask import address
 from zlm.cli.failures import told
 from zlm.cli.own_server import OwnServer
 from zlm.cli.parse import parse
-from zlm.cli.run_client import Connection, wait_ready
-from zlm.cli.run_input import Entry, entries, ids_of
+from zlm.cli.run_client import Connection, Own, Running, Server, wait_ready
+from zlm.cli.run_input import Entry, digests, entries
 from zlm.cli.run_journal import Journal
 from zlm.errors import ConfigError
 from zlm.progress import ProgressBar
@@ -30,50 +34,69 @@ EPILOG = """\
 Input lines are OpenAI's batch format ({"custom_id": ..., "url": ..., "body": {...}}) or requests
 themselves ({"id": ..., "prompt": ...} or {"messages": [...]}, with any field of the API). All flags
 of zlm serve are taken too. Lines that the server refuses are answered with the error, and the exit
-status is 3. What is done is not done again when flags change: give --anew, or another output file.
+status is 3. What is done is not done again when flags change: give --anew, or another output file;
+a request that has changed since it was answered (see "request" in its answer, a digest; in a batch
+file it is in "id") is an error that says so.
 """
 
 
 def main(words: Sequence[str]) -> int:
     """Run ``zlm run`` with its arguments *words*; return the exit status."""
-    options, flags = _parser().parse_known_args(list(words))
+    takes_model = not any(word == "--url" or word.startswith("--url=") for word in words)
+    options, flags = _parser(takes_model).parse_known_args(list(words))
 
     def work() -> int:
         defaults = _defaults(options)
-        parse([options.model, *flags])  # wrong flags are told at once
+        if takes_model:
+            parse([options.model, *flags])  # wrong flags are told at once
+        elif flags:
+            raise ConfigError(f"{flags[0]}: a server that runs takes no flags")
         return _run(options, flags, defaults)
 
     return told("run", work, interrupted="interrupted; the same command goes on from here")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(takes_model: bool) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="zlm run",
+        usage="zlm run (MODEL INPUT [flags of zlm serve] | --url URL INPUT) --output FILE [...]",
         description="Answer a file of requests; a run that was ended goes on where it was.",
         epilog=EPILOG,
         allow_abbrev=False,
     )
-    parser.add_argument("model", metavar="MODEL")
+    if takes_model:
+        parser.add_argument("model", metavar="MODEL", help="a folder, a GGUF file or an id")
     parser.add_argument("input", metavar="INPUT", type=Path, help="JSON lines, a request each")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="JSON lines, an answer each",
-    )
-    parser.add_argument("--anew", action="store_true", help="forget what the output file holds")
-    parser.add_argument(
+    where = parser.add_argument_group("a server that runs")
+    where.add_argument("--url", help="ask it instead of loading MODEL, as http://127.0.0.1:8000")
+    key = os.environ.get("ZLM_API_KEY", "")
+    where.add_argument("--api-key", default=key, metavar="KEY", help="its key ($ZLM_API_KEY)")
+    files = parser.add_argument_group("answers")
+    told = "JSON lines, an answer each"
+    files.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=told)
+    files.add_argument("--anew", action="store_true", help="forget what the output file holds")
+    asked = parser.add_argument_group("requests")
+    asked.add_argument(
         "--concurrency",
         type=int,
+        metavar="N",
         default=CONCURRENCY,
         help=f"requests at once (default: {CONCURRENCY})",
     )
-    parser.add_argument("--max-tokens", type=int, help="of each answer, unless its line says")
-    parser.add_argument("--temperature", type=float, help="likewise")
-    parser.add_argument(
-        "--body", metavar="JSON", default="{}", help="fields of every request that lacks them"
+    asked.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="of each answer, unless its line says (default: the API's)",
+    )
+    asked.add_argument(
+        "--temperature", type=float, metavar="T", help="likewise (default: the model's)"
+    )
+    asked.add_argument(
+        "--body",
+        metavar="JSON",
+        default="{}",
+        help="fields of every request that lacks them (default: none)",
     )
     return parser
 
@@ -93,7 +116,7 @@ def _defaults(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run(options: argparse.Namespace, flags: Sequence[str], defaults: dict[str, Any]) -> int:
-    ids = ids_of(options.input)
+    ids = digests(options.input)
     journal = Journal(options.output, anew=options.anew)
     try:
         journal.check(ids)
@@ -103,7 +126,7 @@ def _run(options: argparse.Namespace, flags: Sequence[str], defaults: dict[str, 
         began = time.monotonic()
         if left:
             waiting = (e for e in entries(options.input, defaults) if e.id not in journal.done)
-            with OwnServer(options.model, flags) as server:
+            with _server(options, flags) as server:
                 asyncio.run(_answer_all(server, waiting, journal, left, options.concurrency))
         failed = f", {journal.num_failed} of them errors" if journal.num_failed else ""
         seconds = time.monotonic() - began
@@ -116,8 +139,17 @@ def _run(options: argparse.Namespace, flags: Sequence[str], defaults: dict[str, 
     return SOME_FAILED if journal.num_failed else 0
 
 
+@contextmanager
+def _server(options: argparse.Namespace, flags: Sequence[str]) -> Iterator[Server]:
+    if options.url is not None:
+        yield Running(address(options.url), options.api_key)
+        return
+    with OwnServer(options.model, flags) as server:
+        yield Own(server)
+
+
 async def _answer_all(
-    server: OwnServer, waiting: Iterator[Entry], journal: Journal, left: int, concurrency: int
+    server: Server, waiting: Iterator[Entry], journal: Journal, left: int, concurrency: int
 ) -> None:
     """Answer what is *waiting*, *concurrency* at once."""
     await wait_ready(server)

@@ -9,7 +9,8 @@ says so. Lines are read one at a time; files may be larger than memory.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,22 @@ PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score
 BATCH_KEYS = {"custom_id", "method", "url", "body"}
 # The server has one model, and each answer comes whole.
 DROPPED = ("model", "stream", "stream_options")
+DIGEST_CHARACTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line. ``problem`` is why it is no request; empty if it is one."""
+    """One line. ``problem`` is why it is no request; empty if it is one.
+
+    ``digest`` tells what the line asks under its id, whatever white space and defaults are.
+    """
 
     id: str
     is_batch: bool  # of OpenAI's form, and so its answer
     path: str = ""
     body: bytes = b""
     problem: str = ""
+    digest: str = ""
 
 
 def entries(path: Path, defaults: Mapping[str, Any]) -> Iterator[Entry]:
@@ -43,19 +49,31 @@ def entries(path: Path, defaults: Mapping[str, Any]) -> Iterator[Entry]:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _entry(line, number, defaults)
+                    entry = _entry(line, number, defaults)
+                    yield replace(entry, digest=_digest(line, entry.id))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def ids_of(path: Path) -> set[str]:
-    """Return the ids of all lines of *path*. Raises ConfigError if one is there twice."""
-    found: set[str] = set()
+def digests(path: Path) -> dict[str, str]:
+    """Return the digests of all lines of *path* by id. Raises ConfigError if one is there twice."""
+    found: dict[str, str] = {}
     for entry in entries(path, {}):
         if entry.id in found:
             raise ConfigError(f"{path}: the id {clip(entry.id)} is there twice")
-        found.add(entry.id)
+        found[entry.id] = entry.digest
     return found
+
+
+def _digest(line: bytes, name: str) -> str:
+    try:
+        values = msgspec.json.decode(line)
+        for key in ("id", "custom_id") if isinstance(values, dict) else ():
+            values.pop(key, None)
+        line = msgspec.json.encode(values, order="sorted")
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # it is no JSON: the line stands for itself
+        line = line.strip()
+    return sha256(name.encode() + b"\n" + line).hexdigest()[:DIGEST_CHARACTERS]
 
 
 def _entry(line: bytes, number: int, defaults: Mapping[str, Any]) -> Entry:

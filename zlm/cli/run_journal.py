@@ -2,33 +2,38 @@
 
 A line is written whole, in one call, and only when its answer is there; so a run that is killed, at
 whatever moment, leaves the answers that it had, and perhaps the beginning of one more line, which
-the next run cuts off. What has a line is not asked again. Owns the file, under a lock: two runs
-cannot write one.
+the next run cuts off. What has a line is not asked again; the line has a digest of what was asked,
+so that a request that changed under its id is noticed. Owns the file, under a lock: two runs cannot
+write one.
 """
 
 import fcntl
 import os
+import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from zlm.cli.run_input import Entry
+from zlm.cli.run_input import DIGEST_CHARACTERS, Entry
 from zlm.errors import ConfigError, clip
 
+BATCH_ID = "batch_req_"
+DIGEST = re.compile(rf"[0-9a-f]{{{DIGEST_CHARACTERS}}}")
 SYNC_SECONDS = 1.0  # at most so much is lost when the machine itself fails
 
 
 class Journal:
-    """The answers of one input file. ``done`` are the ids that have one."""
+    """The answers of one input file. ``done`` are the ids that have one, with what was asked."""
 
     def __init__(self, path: Path, *, anew: bool = False) -> None:
         """Open *path*, and make it if there is none; *anew*: forget what it holds.
 
         Raises ConfigError if it cannot be written, another run has it, or it holds other lines.
         """
-        self.done: set[str] = set()
+        self.done: dict[str, str] = {}  # to the entry's digest; empty: an older run's, not known
         self.num_failed = 0  # of all answers, those that are errors
         self._path = path
         try:
@@ -66,21 +71,29 @@ class Journal:
         try:
             values = msgspec.json.decode(line)
             name = values.get("custom_id", values.get("id"))
+            digest = values.get("request", "")
+            if "custom_id" in values:
+                digest = str(values.get("id", "")).removeprefix(BATCH_ID)
         except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
-            name = None
+            name = digest = None
         if not isinstance(name, str):
             raise ConfigError(f"{self._path} holds no answers: see line {number}; give --anew")
-        self.done.add(name)
+        self.done[name] = digest if isinstance(digest, str) and DIGEST.fullmatch(digest) else ""
         self.num_failed += _is_failure(values)
 
-    def check(self, ids: set[str]) -> None:
-        """Raise ConfigError if there is an answer to something that is not among *ids*."""
-        strange = self.done - ids
-        if strange:
-            name = clip(next(iter(strange)))
+    def check(self, wanted: Mapping[str, str]) -> None:
+        """Raise ConfigError if there is an answer to what is not *wanted*: ids and digests."""
+        what = "give another output file, or --anew"
+        for name in self.done:
+            if name not in wanted:
+                problem = f"holds an answer to {clip(name)}, which the input does not have"
+                raise ConfigError(f"{self._path} {problem}: {what}")
+        changed = [name for name, digest in self.done.items() if digest not in ("", wanted[name])]
+        if changed:
+            others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             raise ConfigError(
-                f"{self._path} holds an answer to {name}, which the input does not have: "
-                "give another output file, or --anew"
+                f"{self._path} holds answers to requests that have changed in the input since: "
+                f"{clip(changed[0])}{others}: {what}"
             )
 
     def write(self, entry: Entry, status: int, body: Any, request_id: str) -> None:
@@ -91,7 +104,7 @@ class Journal:
         written = os.write(self._fd, line)
         if written < len(line):
             raise ConfigError(f"{self._path} took half of a line: the disk may be full")
-        self.done.add(entry.id)
+        self.done[entry.id] = entry.digest
         self.num_failed += _is_failure(values)
         now = time.monotonic()
         if now - self._synced > SYNC_SECONDS:
@@ -112,7 +125,7 @@ def _is_failure(values: dict[str, Any]) -> bool:
 
 def _batch_answer(entry: Entry, status: int, body: Any, request_id: str) -> dict[str, Any]:
     """Return a line as OpenAI's batch output has it."""
-    values: dict[str, Any] = {"id": f"batch_req_{entry.id}", "custom_id": entry.id}
+    values: dict[str, Any] = {"id": f"{BATCH_ID}{entry.digest}", "custom_id": entry.id}
     if not status:
         error = {"code": "invalid_line", "message": body}
         return values | {"response": None, "error": error}
@@ -122,7 +135,7 @@ def _batch_answer(entry: Entry, status: int, body: Any, request_id: str) -> dict
 
 def _answer(entry: Entry, status: int, body: Any, request_id: str) -> dict[str, Any]:
     """Return a line of the short form: text and reason of one plain choice, else all choices."""
-    values: dict[str, Any] = {"id": entry.id}
+    values: dict[str, Any] = {"id": entry.id, "request": entry.digest}
     if status != 200:
         has_error = isinstance(body, dict) and isinstance(body.get("error"), dict)
         return values | {"error": body["error"]["message"] if has_error else str(body)}

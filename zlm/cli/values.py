@@ -6,7 +6,8 @@ put after the flag's name ("must be a whole number"). Ranges are the business of
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)")
@@ -69,16 +70,23 @@ def switch(value: str) -> bool:
         raise ValueError("must be true or false") from None
 
 
-def choice(*known: str, spellings: dict[str, str] | None = None) -> Callable[[str], str]:
-    """Return a function that takes one of *known*; *spellings* maps other words to them."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Takes one of ``known``; ``spellings`` maps other words to them."""
 
-    def parse(value: str) -> str:
-        value = (spellings or {}).get(value, value)
-        if value not in known:
-            raise ValueError(f"must be one of {', '.join(known)}")
+    known: tuple[str, ...]
+    spellings: Mapping[str, str]
+
+    def __call__(self, value: str) -> str:
+        value = self.spellings.get(value, value)
+        if value not in self.known:
+            raise ValueError(f"must be one of {', '.join(self.known)}")
         return value
 
-    return parse
+
+def choice(*known: str, spellings: Mapping[str, str] | None = None) -> Choice:
+    """Return what takes one of *known*; *spellings* maps other words to them."""
+    return Choice(known, spellings or {})
 
 
 def attention_backend(value: str) -> str:
@@ -121,9 +129,9 @@ def _scaled(value: str, wanted: str) -> int:
     return int(whole) * scale + scaled_fraction // 10 ** len(fraction)
 
 
-def max_model_len(value: str) -> int | None:
-    """Return a number of tokens, or None for ``auto`` and vLLM's -1."""
-    return None if value in ("auto", "-1") else quantity(value)
+def max_model_len(value: str) -> int | str:
+    """Return a number of tokens, or ``auto``, for which vLLM has -1 too."""
+    return "auto" if value in ("auto", "-1") else quantity(value)
 
 
 def chat_template(value: str) -> str:

@@ -1,0 +1,184 @@
+"""What a call of ``LLM`` or ``AsyncLLM`` asks of the engine, and what its caller gets back.
+
+Pure: prompts of every form and their parameters, checked, become ``Generate`` messages; how they
+are sent and waited for is the business of the class that was called. The calls of models that give
+vectors are in ``zlm.offline_pooling``.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypedDict, TypeVar
+
+import msgspec
+
+from zlm.config import Resolved
+from zlm.errors import BadRequest, ZlmError
+from zlm.messages import ChatPrompt, Generate, Pool
+from zlm.offline import Answer, OfflineEngine
+from zlm.offline_text import TextAnswer
+from zlm.outputs import RequestOutput
+from zlm.prompts import ChatMessage, Prompt, as_list, conversation, conversations, prompt_parts
+from zlm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+
+T = TypeVar("T")
+P = TypeVar("P", SamplingParams, BeamSearchParams)
+Asked = TypeVar("Asked", Generate, Pool)
+Out = TypeVar("Out")
+Params = SamplingParams | Sequence[SamplingParams] | None
+Priority = int | Sequence[int] | None
+
+
+class ChatOptions(TypedDict, total=False):
+    """How a conversation is made a prompt.
+
+    The prompt is what the model's chat template makes of it, or ``chat_template`` (the template
+    itself). With ``continue_final_message`` the last message is continued instead of answered
+    (then ``add_generation_prompt`` must be False).
+    """
+
+    chat_template: str | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+    tools: list[dict[str, Any]] | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Asked, Out]):
+    """``requests`` have no ids and times yet; ``outputs`` makes of their answers what is wanted."""
+
+    requests: list[Asked]
+    outputs: Callable[[list[Asked], list[Answer]], list[Out]]
+
+
+@dataclass(frozen=True, slots=True)
+class TextCall:
+    """A call whose answers are texts. ``texts`` are the prompts where they were given as text."""
+
+    requests: list[Generate]
+    texts: list[str | None]
+
+    def answer(self, index: int, request: Generate, engine: OfflineEngine) -> TextAnswer:
+        """Return what gathers the answer to the request number *index*."""
+        return TextAnswer(request, self.texts[index], engine.detokenize)
+
+    def of(self, engine: OfflineEngine) -> Call[Generate, RequestOutput]:
+        """Return the call with whole answers."""
+
+        def outputs(requests: list[Generate], answers: list[Answer]) -> list[RequestOutput]:
+            made = []
+            for index, (request, answer) in enumerate(zip(requests, answers, strict=True)):
+                gathering = self.answer(index, request, engine)
+                for news in answer if isinstance(answer, list) else [answer]:
+                    gathering.take(news)
+                made.append(gathering.whole())
+            return made
+
+        return Call(self.requests, outputs)
+
+
+def generate(
+    resolved: Resolved, prompts: Prompt | Sequence[Prompt], params: Params, priority: Priority
+) -> TextCall:
+    """Return the call that continues *prompts*."""
+    forms = [prompt_parts(i, p) for i, p in enumerate(as_list(prompts))]
+    requests = [
+        {"prompts": [ids if ids is not None else text or ""], "cache_salt": salt}
+        for text, ids, salt in forms
+    ]
+    return _texts(resolved, requests, [text for text, _, _ in forms], params, priority)
+
+
+def chat(
+    resolved: Resolved,
+    messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
+    params: Params,
+    priority: Priority,
+    options: ChatOptions,
+) -> TextCall:
+    """Return the call that answers one conversation or several."""
+    continues = options.get("continue_final_message", False)
+    generates = options.get("add_generation_prompt", True)
+    if continues and generates:
+        raise BadRequest(
+            "continue_final_message needs add_generation_prompt=False",
+            param="continue_final_message",
+        )
+    requests = [
+        {
+            "prompts": [],
+            "chat": ChatPrompt(
+                messages=conversation(i, each),
+                tools=options.get("tools"),
+                add_generation_prompt=generates,
+                continue_final_message=continues,
+                chat_template=options.get("chat_template"),
+                template_kwargs=options.get("chat_template_kwargs"),
+            ),
+        }
+        for i, each in enumerate(conversations(messages))
+    ]
+    return _texts(resolved, requests, [None] * len(requests), params, priority)
+
+
+def _texts(
+    resolved: Resolved,
+    requests: list[dict[str, Any]],
+    texts: list[str | None],
+    params: Params,
+    priority: Priority,
+) -> TextCall:
+    count = len(requests)
+    given = default_params(resolved) if params is None else params
+    if isinstance(given, SamplingParams):
+        every = [checked(given, "sampling_params")] * count
+    else:
+        each = _one_each("sampling_params", given, count)
+        every = [checked(p, f"sampling_params[{i}]") for i, p in enumerate(each)]
+    one = priority or 0
+    priorities = _one_each("priority", [one] * count if isinstance(one, int) else one, count)
+    generates = [
+        Generate(0, 0.0, params=p, return_token_ids=True, priority=n, **request)
+        for request, p, n in zip(requests, every, priorities, strict=True)
+    ]
+    return TextCall(generates, texts)
+
+
+def streamed(request: Generate) -> Generate:
+    """Return *request* as one that is told of as it comes, unless only its end is wanted."""
+    is_whole = request.params.output_kind is RequestOutputKind.FINAL_ONLY
+    return msgspec.structs.replace(request, stream=not is_whole)
+
+
+def default_params(resolved: Resolved) -> SamplingParams:
+    """Return the model's defaults: its generation_config.json."""
+    defaults = resolved.spec.generation
+    return SamplingParams(
+        temperature=defaults.temperature,
+        top_p=defaults.top_p,
+        top_k=defaults.top_k,
+        min_p=defaults.min_p,
+        repetition_penalty=defaults.repetition_penalty,
+        max_tokens=defaults.max_new_tokens or 16,
+    )
+
+
+def checked(params: P, where: str) -> P:
+    """Return a checked copy of *params*; raise BadRequest, saying *where*, if it is wrong."""
+    kind = BeamSearchParams if isinstance(params, BeamSearchParams) else SamplingParams
+    if not isinstance(params, kind):
+        raise TypeError(f"{where} must be SamplingParams, not {type(params).__name__}")
+    try:
+        copy = msgspec.convert(msgspec.to_builtins(params), type(params))
+        copy.check()
+    except (TypeError, msgspec.ValidationError) as error:
+        raise BadRequest(f"{where}: {error}", param="sampling_params") from error
+    except ZlmError as error:
+        raise BadRequest(f"{where}: {error.message}", param=error.param) from error
+    return copy
+
+
+def _one_each(name: str, values: Sequence[T], count: int) -> Sequence[T]:
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} entries for {count} prompts")
+    return values

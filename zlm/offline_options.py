@@ -1,0 +1,106 @@
+"""The keywords of ``LLM`` and ``AsyncLLM``: vLLM's names, and which field of ``Config`` each sets.
+
+Defaults are not repeated here: a keyword that is left out is what ``zlm.config`` says.
+"""
+
+import os
+from difflib import get_close_matches
+from typing import Any, Literal, TypedDict
+
+import msgspec
+
+from zlm.config import Config, check
+from zlm.errors import ConfigError
+
+
+class EngineOptions(TypedDict, total=False):
+    """How a model is loaded and run; meaning and defaults are those of the flags of ``zlm serve``.
+
+    Without ``seed`` every process draws fresh randomness. With ``skip_tokenizer_init`` prompts are
+    token ids, and so are outputs. The last four are taken and change nothing: ``stats`` may always
+    be asked, preempted sequences are computed again, no code from a checkpoint is ever run, and
+    every model may be put to sleep.
+    """
+
+    tokenizer: str | os.PathLike[str] | None
+    skip_tokenizer_init: bool
+    task: str
+    runner: str
+    convert: str
+    revision: str | None
+    download_dir: str | os.PathLike[str] | None
+    dtype: Any  # a name, or torch's own
+    quantization: str | None
+    load_format: str
+    generation_config: str
+    chat_template: str | None  # the template itself, or the path of a file that holds it
+    seed: int | None
+    max_model_len: int | Literal["auto"] | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    enable_chunked_prefill: bool
+    scheduling_policy: Literal["fcfs", "priority"]
+    block_size: int
+    gpu_memory_utilization: float
+    kv_cache_dtype: str
+    kv_cache_memory_bytes: int | None
+    num_gpu_blocks_override: int | None
+    enable_prefix_caching: bool
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    device: Literal["auto", "cpu", "cuda"]
+    cpu_threads: int | None
+    enforce_eager: bool
+    deterministic: bool
+    attention_backend: Literal["auto", "triton", "sdpa"]
+    disable_log_stats: bool
+    swap_space: float
+    trust_remote_code: bool
+    enable_sleep_mode: bool
+
+
+FIELDS = {  # by part of Config; a name that differs there stands after the keyword
+    "model": (
+        "tokenizer skip_tokenizer_init task runner convert revision download_dir dtype "
+        "quantization load_format generation_config chat_template seed max_model_len"
+    ),
+    "scheduler": (
+        "max_num_seqs max_num_batched_tokens enable_chunked_prefill scheduling_policy:policy"
+    ),
+    "cache": (
+        "block_size:block_size_tokens gpu_memory_utilization kv_cache_dtype kv_cache_memory_bytes "
+        "num_gpu_blocks_override:num_blocks_override enable_prefix_caching"
+    ),
+    "parallel": "tensor_parallel_size pipeline_parallel_size device cpu_threads",
+    "compute": "enforce_eager deterministic attention_backend",
+}
+
+
+def config_of(model: str | os.PathLike[str], options: EngineOptions) -> Config:
+    """Return the configuration that *options* give.
+
+    Raises TypeError for an unknown keyword, ConfigError for a value of another type or range.
+    """
+    for name in options.keys() - EngineOptions.__annotations__.keys():
+        near = get_close_matches(name, EngineOptions.__annotations__, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise TypeError(f"LLM() got an unexpected keyword argument {name!r}{hint}")
+    parts: dict[str, dict[str, Any]] = {"model": {"model": os.fspath(model)}}
+    for part, words in FIELDS.items():
+        for keyword, _, field in (word.partition(":") for word in words.split()):
+            if keyword in options:
+                parts.setdefault(part, {})[field or keyword] = _plain(options[keyword])  # type: ignore[literal-required]
+    try:
+        config = msgspec.convert(parts, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"LLM(): {error}") from error
+    check(config)
+    return config
+
+
+def _plain(value: Any) -> Any:
+    """Return a path or one of torch's types as text, everything else as it is."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    text = str(value)
+    return text.removeprefix("torch.") if text.startswith("torch.") else value
