@@ -88,6 +88,11 @@ class Watch:
                     self.fallen.add(name)
                 self.counters[name] = value
 
+    def tenths(self) -> list[list[float]]:
+        """Return the memory of the processes at the start and after each tenth of the run."""
+        last = len(self.rss) - 1
+        return [self.rss[last * tenth // 10] for tenth in range(11)]
+
     def growth(self) -> dict[str, float | None]:
         """Return by how many MiB the processes and the GPU grew over the run."""
         return {
@@ -358,7 +363,7 @@ def report(
         "engine_restarts": sums["zlm:engine_restarts_total"],
         "most_running": watch.most_running,
         "most_waiting": watch.most_waiting,
-        "rss_mib": [round(sum(sizes)) for sizes in (watch.rss[0], watch.rss[-1])],
+        "rss_mib": [round(sum(sizes)) for sizes in watch.tenths()],
         "gpu_mib": [watch.gpu[0], watch.gpu[-1]] if watch.gpu else None,
         "growth_mib": watch.growth(),
     }

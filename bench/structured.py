@@ -1,10 +1,11 @@
 """Structured output measured: what answers are worth, what masks cost, what others feel of it.
 
-    python bench/structured.py MODEL [--schemas 200]
+    python bench/structured.py MODEL [--schemas 200] [--parts mask,answers,beside] [--rounds 3]
 
 Serves MODEL, asks it for answers of 200 varied schemas at temperature 1 and validates every
 finished one with ``jsonschema``; walks the same grammars in this process, timing each token's mask;
-and compares the inter-token time of plain streams beside plain and beside structured ones. Prints a
+and compares the inter-token time of plain streams beside plain and beside structured ones, in
+turns. ``--parts beside`` alone takes a minute; it needs a machine that does nothing else. Prints a
 table, and as its last line one JSON document.
 """
 
@@ -109,8 +110,8 @@ def gaps(server: Server, fields: dict[str, Any]) -> list[float]:
     return [after - before for before, after in pairwise(times[3:-1])]
 
 
-def beside(server: Server, neighbours: dict[str, Any]) -> dict[str, float]:
-    """Return the inter-token time of plain streams beside as many streams like *neighbours*."""
+def beside(server: Server, neighbours: dict[str, Any]) -> list[float]:
+    """Return the inter-token times of plain streams beside as many streams like *neighbours*."""
     found: list[float] = []
     plain = {"ignore_eos": True}
 
@@ -125,9 +126,24 @@ def beside(server: Server, neighbours: dict[str, Any]) -> dict[str, float]:
         thread.start()
     for thread in threads:
         thread.join()
+    return found
+
+
+def compared(server: Server, rounds: int) -> dict[str, dict[str, Any]]:
+    """Measure beside plain and beside structured streams in turns; return figures of both."""
+    structured = {"structured_outputs": {"regex": "([a-z]+ ){100}"}}
+    beside(server, structured)  # compiles it
+    found: dict[str, list[list[float]]] = {"beside_plain": [], "beside_structured": []}
+    for _ in range(rounds):
+        found["beside_plain"].append(beside(server, {"ignore_eos": True}))
+        found["beside_structured"].append(beside(server, structured))
     return {
-        "median_ms": 1e3 * statistics.median(found),
-        "p95_ms": 1e3 * float(np.quantile(found, 0.95)),
+        name: {
+            "median_ms": 1e3 * float(np.median(np.concatenate(times))),
+            "p95_ms": 1e3 * float(np.quantile(np.concatenate(times), 0.95)),
+            "medians_ms": [round(1e3 * statistics.median(each), 2) for each in times],
+        }
+        for name, times in found.items()
     }
 
 
@@ -135,22 +151,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--schemas", type=int, default=200)
+    parser.add_argument("--parts", default="mask,answers,beside")
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
+    parts = arguments.parts.split(",")
     asked = schemas(arguments.schemas)
-    report: dict[str, Any] = {"mask": mask_cost(arguments.model, asked)}
+    report: dict[str, Any] = {}
+    if "mask" in parts:
+        report["mask"] = mask_cost(arguments.model, asked)
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--served-model-name", "smol", "--max-model-len", "1024"]
         server = Server(Path(arguments.model), Path(folder) / "log", flags).wait_ready()
         try:
-            report["answers"] = worth(server, asked)
-            structured = {"structured_outputs": {"regex": "([a-z]+ ){100}"}}
-            beside(server, structured)  # compiles it
-            report["beside_plain"] = beside(server, {"ignore_eos": True})
-            report["beside_structured"] = beside(server, structured)
+            if "answers" in parts:
+                report["answers"] = worth(server, asked)
+            if "beside" in parts:
+                report |= compared(server, arguments.rounds)
         finally:
             server.stop()
     for name, figures in report.items():
-        print(name, {key: round(value, 2) for key, value in figures.items()})
+        rounded = {k: round(v, 2) if isinstance(v, float) else v for k, v in figures.items()}
+        print(name, rounded)
     print(json.dumps(report))
 
 

@@ -5,6 +5,8 @@ And what pytest-xdist's processes share out, when there are several (bin/zlm-tes
 
 import importlib.util
 import os
+import shutil
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ GROUPS = {
     "golden": "golden",
     "offline": "offline",
     "pooling": "pooling",
+    "readme": "servers",
 }
 GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
@@ -73,3 +76,19 @@ def gemma3_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
             out.write(data)
     assert digest.hexdigest() == GEMMA_SHA256
     return path
+
+
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A running Chromium; ZLM_CHROMIUM names its program. While it runs, no test may be async."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    found = os.environ.get("ZLM_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip("there is no Chromium here: apt-get install chromium-headless-shell")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()

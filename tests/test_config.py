@@ -76,7 +76,7 @@ def test_a_gpu_has_larger_steps() -> None:
     ("dtype", "kv_dtype", "words"),
     [
         ("bfloat16", "float32", "--kv-cache-dtype float32: on a GPU keys and values are kept in"),
-        ("float", "bfloat16", "the compute type, float32: give auto or float32, or --dtype bfloat"),
+        ("float", "bfloat16", "compute type, float32, or in fp8: give auto, fp8 or float32, or"),
     ],
 )
 def test_types_that_a_gpu_cannot_have(dtype: str, kv_dtype: str, words: str) -> None:
@@ -121,7 +121,10 @@ def test_budgets_fit_each_other() -> None:
         ),
         ({"cache": CacheOptions(block_size_tokens=0)}, "--block-size must be between 1"),
         ({"cache": CacheOptions(gpu_memory_utilization=1.5)}, "--gpu-memory-utilization must be"),
-        ({"parallel": ParallelOptions(tensor_parallel_size=2)}, "--tensor-parallel-size 2"),
+        (
+            {"parallel": ParallelOptions(tensor_parallel_size=0)},
+            "--tensor-parallel-size must be between 1 and 64",
+        ),
         ({"server": ServerOptions(ssl_keyfile="k")}, "--ssl-keyfile needs --ssl-certfile"),
         (
             {"server": ServerOptions(ssl_certfile="c", ssl_cert_reqs="required")},

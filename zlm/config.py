@@ -19,12 +19,16 @@ from zlm.config_server import (
     check_server,
     within,
 )
-from zlm.errors import ConfigError, clip
+from zlm.config_types import (
+    DTYPE_SPELLINGS as DTYPE_SPELLINGS,
+    DTYPES as DTYPES,
+    KV_CACHE_DTYPES as KV_CACHE_DTYPES,
+    check_form,
+    check_kv_dtype as check_kv_dtype,
+    kv_cache_type as kv_cache_type,
+)
+from zlm.errors import ConfigError
 
-DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
-DTYPE_SPELLINGS = {"half": "float16", "float": "float32"}
-QUANTIZATION_SPELLINGS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}  # peers' kernels
-KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 ATTENTION_BACKENDS = ("auto", "triton", "sdpa")
 TOOL_CALL_PARSERS = (
@@ -43,6 +47,8 @@ TASKS = ("auto", "generate", "embedding", "embed", "classify", "score")
 RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
 MAX_TOKENS = 2**31 - 1
+AUTO_LENGTHS = ("auto", -1)  # of --max-model-len; -1 is vLLM's
+MAX_RANKS = 64
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +59,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     revision: str | None = None  # branch, tag or commit of a Hugging Face id
     download_dir: str | None = None  # where downloads are kept; None: the Hugging Face cache
     dtype: str = "auto"  # auto, float32, bfloat16, float16 (half and float are spellings)
-    max_model_len: int | None = None  # context length in tokens; None: what the model allows
+    # Context length in tokens. None: what the model was made for; auto, or -1: what of it fits.
+    max_model_len: int | Literal["auto"] | None = None
     served_model_name: tuple[str, ...] = ()  # names clients may ask for; empty: the model's
     load_format: str = "auto"  # auto, safetensors, gguf, dummy (random weights)
     generation_config: str = "auto"  # auto: from the checkpoint; none: ignore it; or a folder
@@ -71,7 +78,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     block_size_tokens: int = 16  # tokens in a KV block
     gpu_memory_utilization: float = 0.90  # fraction of device memory that zlm may use
-    kv_cache_dtype: str = "auto"  # auto (the compute type), float32, bfloat16, float16
+    kv_cache_dtype: str = "auto"  # one of KV_CACHE_DTYPES; auto: see ``kv_cache_type``
     kv_cache_memory_bytes: int | None = None  # size of the KV cache; None: planned
     num_blocks_override: int | None = None  # blocks a KV group gets, whatever the plan says
     enable_prefix_caching: bool = True  # reuse blocks of equal prefixes
@@ -93,7 +100,13 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     tensor_parallel_size: int = 1  # workers that share each layer
+    pipeline_parallel_size: int = 1  # stages, each of which has some of the layers
     cpu_threads: int | None = None  # compute threads of a CPU worker; None: physical cores
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes: worker number s * tensor_parallel_size + r is rank r of stage s."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class ComputeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,6 +265,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dtype: str = "float32"  # torch's name; bfloat16 for quantized GGUF files
     weights_format: str = "safetensors"  # safetensors or gguf
     quantization: str | None = None  # method of a quantized safetensors checkpoint
+    kv_cache_dtype: str = ""  # fp8_e4m3: keys and values have scales for it; empty: they have none
     generation: GenerationDefaults = GenerationDefaults()
     pooling: PoolingSpec | None = None  # it gives vectors or scores, and no text
     can_generate: bool = True
@@ -346,7 +360,8 @@ def check(config: Config) -> None:
     if model.skip_tokenizer_init and (model.tokenizer or model.chat_template):
         flag = "--tokenizer" if model.tokenizer else "--chat-template"
         raise ConfigError(f"{flag} has no use with --skip-tokenizer-init: give one of the two")
-    within("--max-model-len", model.max_model_len, 1, MAX_TOKENS)
+    if isinstance(model.max_model_len, int) and model.max_model_len not in AUTO_LENGTHS:
+        within("--max-model-len", model.max_model_len, 1, MAX_TOKENS)
     within("--seed", model.seed, -(2**63), 2**63 - 1)
     within("--block-size", cache.block_size_tokens, 1, 256)
     if cache.block_size_tokens.bit_count() != 1:
@@ -360,9 +375,8 @@ def check(config: Config) -> None:
     within("--max-num-batched-tokens", scheduler.max_num_batched_tokens, 1, MAX_TOKENS)
     within("--run-ahead-steps", scheduler.run_ahead_steps, 1, 8)
     within("--max-waiting-queue-length", scheduler.max_waiting_seqs, 0, MAX_TOKENS)
-    if parallel.tensor_parallel_size != 1:
-        got = parallel.tensor_parallel_size
-        raise ConfigError(f"--tensor-parallel-size {got}: this version runs one worker, give 1")
+    within("--tensor-parallel-size", parallel.tensor_parallel_size, 1, MAX_RANKS)
+    within("--pipeline-parallel-size", parallel.pipeline_parallel_size, 1, MAX_RANKS)
     among("--attention-backend", config.compute.attention_backend, ATTENTION_BACKENDS)
     within("--cpu-threads", parallel.cpu_threads, 1, 1024)
     if server.tool_call_parser is not None:
@@ -379,41 +393,6 @@ def _check_names(config: Config) -> None:
         raise ConfigError("--served-model-name must not be empty")
     if len(set(names)) < len(names):
         raise ConfigError(f"--served-model-name has a name twice: {', '.join(names)}")
-
-
-def _check_form(config: Config, spec: ModelSpec, device: str) -> None:
-    """See that the checkpoint is quantized as the user says, and the type is one *device* has."""
-    wanted = config.model.quantization
-    form = (spec.quantization or spec.weights_format).removesuffix("_v2")
-    if wanted is not None and QUANTIZATION_SPELLINGS.get(wanted, wanted) != form:
-        raise ConfigError(
-            f"--quantization {clip(wanted)}: this checkpoint is not of that kind (its format is "
-            f"{form}); leave the flag out and the checkpoint decides"
-        )
-    dtype = DTYPE_SPELLINGS.get(config.model.dtype, config.model.dtype)
-    kv_dtype = config.cache.kv_cache_dtype
-    if device == "cpu" and "float16" in (dtype, kv_dtype):
-        is_dtype = dtype == "float16"
-        flag = f"--dtype {config.model.dtype}" if is_dtype else f"--kv-cache-dtype {kv_dtype}"
-        raise ConfigError(
-            f"{flag}: the CPU computes in float32 or bfloat16, give one of them or auto"
-        )
-    if device == "cuda":
-        check_kv_dtype(dtype, kv_dtype)
-    elif config.compute.deterministic and "bfloat16" in (dtype, kv_dtype):
-        raise ConfigError(
-            "--deterministic: on a CPU bfloat16 products depend on what else is in a step, give "
-            "--dtype float32 or auto, and no --kv-cache-dtype"
-        )
-
-
-def check_kv_dtype(dtype: str, kv_dtype: str) -> None:
-    """Raise ConfigError if a GPU that computes in *dtype* cannot keep its cache in *kv_dtype*."""
-    if "auto" not in (dtype, kv_dtype) and kv_dtype != dtype:
-        raise ConfigError(
-            f"--kv-cache-dtype {kv_dtype}: on a GPU keys and values are kept in the compute type, "
-            f"{dtype}: give auto or {dtype}, or --dtype {kv_dtype}"
-        )
 
 
 def with_purpose(spec: ModelSpec, options: ModelOptions) -> ModelSpec:
@@ -450,11 +429,13 @@ def resolve(
     Raises ConfigError, naming the flag, when they contradict each other.
     """
     check(config)
-    _check_form(config, spec, device)
+    check_form(config, spec, device)
     spec = with_purpose(spec, config.model)
     longest = spec.max_position
     pooled_tokens = spec.pooling.max_tokens if spec.pooling is not None else 0
-    max_model_len = config.model.max_model_len or min(longest, pooled_tokens or longest)
+    max_model_len = min(longest, pooled_tokens or longest)  # auto: the most that it comes to
+    if isinstance(config.model.max_model_len, int) and config.model.max_model_len > 0:
+        max_model_len = config.model.max_model_len
     if max_model_len > longest:
         raise ConfigError(
             f"--max-model-len {max_model_len} exceeds the {longest} tokens the model was made for"

@@ -54,10 +54,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_parser: str | None = None  # format of tool calls; None: what the template shows
     reasoning_parser: str | None = None  # format of reasoning; None: what the template shows
     allowed_origins: tuple[str, ...] = ("*",)  # CORS
+    ui: bool = True  # serve the web page at /
     root_path: str = ""  # prefix a reverse proxy strips or keeps
     shutdown_timeout_seconds: float = 30.0  # running requests may finish for so long on SIGTERM
     health_timeout_seconds: float = 10.0  # without progress until /health says so
     hang_timeout_seconds: float = 60.0  # without progress until a process is replaced
+    startup_timeout_seconds: float = 600.0  # the same for one that loads
     max_restarts: int = 5  # of the same process within 10 minutes, until the server gives up
     log_requests: bool = True  # one log line a request
     limits: ServerLimits = ServerLimits()
@@ -85,6 +87,7 @@ def check_server(server: ServerOptions) -> None:
     within("--shutdown-timeout", server.shutdown_timeout_seconds, 0, 86400)
     within("--health-timeout", server.health_timeout_seconds, 2, 86400)
     within("--hang-timeout", server.hang_timeout_seconds, 2, 86400)
+    within("--startup-timeout", server.startup_timeout_seconds, 2, 86400)
     within("--max-restarts", server.max_restarts, 0, 1000)
     within("--max-body-bytes", limits.max_body_bytes, 1, 2**40)
     within("--max-body-memory", limits.max_body_memory_bytes, limits.max_body_bytes, 2**50)

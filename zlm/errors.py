@@ -154,6 +154,14 @@ class Overloaded(ZlmError):
         super().__init__(message, **keywords)
 
 
+class Aborted(ZlmError):
+    """An administrator has ended the request; the client is told not to send it again by itself."""
+
+    status = 503
+    type = "aborted_error"
+    code = "request_aborted"
+
+
 class DeadlineExceeded(ZlmError):
     """The answer was not there within the time that the client or the server allows."""
 

@@ -16,6 +16,7 @@ Imports nothing of zlm but the value types it carries.
 """
 
 from zlm.process_messages import (
+    WAITING as WAITING,
     Action as Action,
     Administer as Administer,
     Administered as Administered,
@@ -249,6 +250,7 @@ class Execute(Message, frozen=True, tag=80):
     table_blocks: bytes = b""  # int32 ┘
     copies: list[tuple[int, int, int]] = []  # (group, from block, to block)
     masked: bool = False  # Masks of this step follow: sampling waits for them
+    tokens: bytes = b""  # int32: in a pipeline, the token to compute of each of the first rows
 
 
 class Masks(Message, frozen=True, tag=85):
@@ -263,7 +265,10 @@ class Masks(Message, frozen=True, tag=85):
 
 
 class StepResult(Message, frozen=True, tag=81):
-    """Worker rank 0 → engine core: what a step sampled, in the order of its sampling rows."""
+    """Worker → engine core: what a step sampled, in the order of its sampling rows.
+
+    Of several workers the first of those that sample answers.
+    """
 
     step: int
     token_ids: bytes  # int32, one a sampling row

@@ -57,6 +57,29 @@ class RequestOutput(msgspec.Struct):
     error: str | None = None  # why the engine could not finish this request, if it could not
 
 
+class BeamSearchSequence(msgspec.Struct):
+    """One output that beam search found.
+
+    ``tokens`` and ``text`` are the prompt and the output, as in vLLM; ``logprobs`` and
+    ``cum_logprob`` are of the output alone, with the EOS token that ended it. ``score`` is what
+    outputs are compared by: ``cum_logprob`` after the length penalty.
+    """
+
+    tokens: list[int]
+    logprobs: list[PositionLogprobs]
+    cum_logprob: float
+    score: float
+    text: str
+    finish_reason: str
+    stop_reason: int | str | None = None
+
+
+class BeamSearchOutput(msgspec.Struct):
+    """What beam search found for one prompt, the best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
 class EmbeddingOutput(msgspec.Struct):
     """The vector of one input."""
 

@@ -46,8 +46,14 @@ class Ready(Message, frozen=True, tag=2):
     engine: int = 0  # from a tokenizer: incarnation of the engine core it works with
 
 
+WAITING = "waiting for "
+
+
 class Progress(Message, frozen=True, tag=3):
-    """Child → supervisor while loading: a phase for STATUS and the log."""
+    """Child → supervisor while loading: a phase for STATUS and the log.
+
+    A text that begins with WAITING stands in the table of the start alone.
+    """
 
     role: str
     index: int

@@ -66,6 +66,7 @@ class Generate(Message, frozen=True, tag=20):
     tools: ToolOptions | None = None  # tell tool calls apart from the text; None: all is text
     grammar: Grammar | None = None  # what the output must be; else ``params`` may say it. With
     # tools and choice auto: the list of calls that those in the output must be of
+    max_tokens_field: str = "max_tokens"  # what the client calls it, for errors
 
 
 class Cancel(Message, frozen=True, tag=21):

@@ -1,14 +1,21 @@
 """Scores of pairs of texts: what is asked of a model that is pooled, and what its vectors mean.
 
-A cross-encoder reads both texts at once and gives the score itself. Of any other embedding model
-the score is the cosine of the two texts' vectors. Pure; the server and ``LLM`` use it.
+A cross-encoder reads both texts at once and gives the score itself. Of a model with a vector for
+each text the score is the cosine of the two. Of one with a vector for each token (ColBERT's kind)
+it is late interaction: for each token of the first text the cosine with the token of the second
+that is nearest to it, summed. Pure; the server and ``LLM`` use it.
 """
+
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from zlm.config import PoolingSpec
 from zlm.errors import BadRequest
+
+Floats = npt.NDArray[np.float32]
 
 
 class Pairs(msgspec.Struct, frozen=True):
@@ -23,9 +30,9 @@ def pooled_texts(pairs: Pairs, pooling: PoolingSpec) -> tuple[list[str | list[in
 
     Raises BadRequest if the model classifies, or labels tokens, and does not score.
     """
-    if pooling.kind == "tokens":
+    if pooling.kind == "tokens" and pooling.num_labels:
         raise BadRequest(
-            "this model gives something for each token, and no score of texts",
+            "this model gives labels for each token, and no score of texts",
             param="model",
             code="model_not_supported",
         )
@@ -41,12 +48,28 @@ def pooled_texts(pairs: Pairs, pooling: PoolingSpec) -> tuple[list[str | list[in
     return [text for text in pairs.firsts for _ in range(repeats)], pairs.seconds
 
 
-def scores(vectors: list[bytes], num_pairs: int, *, is_cross_encoder: bool) -> list[float]:
-    """Return the score of each pair: what the model says, or the cosine of the two vectors."""
+def scores(
+    vectors: Sequence[bytes],
+    num_pairs: int,
+    *,
+    is_cross_encoder: bool,
+    lengths: Sequence[int] | None = None,
+) -> list[float]:
+    """Return the score of each pair, from what the model said of ``pooled_texts``.
+
+    lengths: numbers of tokens of the texts, if there is a vector for each token.
+    """
     if is_cross_encoder:
         return [float(np.frombuffer(vector, "<f4")[0]) for vector in vectors]
-    wide = np.stack([np.frombuffer(vector, "<f4") for vector in vectors]).astype(np.float64)
-    wide /= np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)
-    firsts, seconds = wide[:-num_pairs], wide[-num_pairs:]
-    cosines: list[float] = (firsts * seconds).sum(axis=1).tolist()
-    return cosines
+    texts = [
+        _of_length_one(np.frombuffer(vector, "<f4").reshape(rows, -1))
+        for vector, rows in zip(vectors, lengths or [1] * len(vectors), strict=True)
+    ]
+    firsts, seconds = texts[:-num_pairs], texts[-num_pairs:]
+    firsts = firsts * (num_pairs // len(firsts))
+    nearest = [(one @ two.T).max(axis=1) for one, two in zip(firsts, seconds, strict=True)]
+    return [float(each.sum()) for each in nearest]
+
+
+def _of_length_one(rows: Floats) -> Floats:
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)

@@ -159,7 +159,7 @@ def test_requests_are_aborted_and_more_than_may_wait_are_refused(server: SecureS
         body = {"request_ids": ["v1/completions"]}
         assert server.administer("POST", "/abort_requests", body) == {"count": 3}
         for answer in [future.result(30) for future in running]:
-            assert answer.status == 400
+            assert answer.status == 503 and answer.headers["x-should-retry"] == "false"
             assert answer.json["error"]["code"] == "request_aborted"
     assert eventually_true(lambda: load()["num_running"] == 0, 10)
 

@@ -55,8 +55,9 @@ def test_case_52_prompt_logprobs_with_a_warm_cache(server: Any) -> None:
         {"echo": True, "logprobs": 1, "top_k": 1},
         {"logprobs": 5, "allowed_token_ids": [28, 30]},
         {"logprobs": 5, "logit_bias": {"28": -100}},
+        {"logprobs": 5, "structured_outputs": {"regex": "[ab]{200}"}},
     ],
-    ids=["low-top-p", "echo-top-k", "two-allowed", "bias"],
+    ids=["low-top-p", "echo-top-k", "two-allowed", "bias", "form"],
 )
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_case_56_every_number_is_finite(server: Any, fields: dict[str, Any], stream: bool) -> None:

@@ -108,9 +108,11 @@ def test_case_96_sigterm_while_loading(
 def test_case_97_kill_9_leaves_nothing_and_a_start_right_after_works(
     start_server: Callable[..., Any], still_alive: StillAlive, eventually: Eventually
 ) -> None:
+    """CASES 97, and 22: without a seed two servers do not say the same."""
     server = start_server().wait_ready()
     pids = server.pids()
     assert len(pids) >= 1 + len(ROLES)
+    drawn = server.complete("Hello", temperature=1, max_tokens=12).text
     raw = server.open_stream("Once upon a time", max_tokens=900, ignore_eos=True)
     read_some(raw)
     server.process.kill()
@@ -119,6 +121,7 @@ def test_case_97_kill_9_leaves_nothing_and_a_start_right_after_works(
     raw.close()
     again = start_server(port=server.port).wait_ready()
     again.assert_good()
+    assert again.complete("Hello", temperature=1, max_tokens=12).text != drawn, "CASE 22"
 
 
 def test_a_taken_port_fails_before_anything_loads(

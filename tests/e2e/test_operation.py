@@ -98,6 +98,7 @@ def test_the_start_is_told_as_a_table(server: Server) -> None:
     assert [line.split()[:2] for line in table if line.startswith("worker")] == [["worker", "0"]]
     phases = [line[14:44].strip() for line in table]
     assert {"reading the model", "loading weights", "warming up"} <= set(phases)
+    assert "waiting for the worker" in phases, "what passes in waiting is told apart"
     rows = [line.split() for line in table[1:]]
     assert all(float(row[-1]) > 10 for row in rows), "each process has some MiB"
     assert all(0 <= float(row[-3]) <= float(row[-2]) <= float(rows[-1][-2]) for row in rows)

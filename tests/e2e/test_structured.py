@@ -37,6 +37,11 @@ BOMB = {
 }
 
 
+def nested(levels: int) -> str:
+    """Return a schema of objects in objects, so many deep, as text."""
+    return '{"properties": {"a": ' * levels + "true" + "}}" * levels
+
+
 def as_format(schema: Any, **fields: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema, **fields}}
 
@@ -157,6 +162,7 @@ def test_logprobs_and_token_limits_beside_a_grammar(server: Any) -> None:
         ({"response_format": as_format({"$ref": "#/$defs/x"})}, "response_format", "/$defs/x"),
         ({"response_format": as_format({"$ref": "#"})}, "response_format", "accepts nothing"),
         ({"response_format": as_format(False)}, "response_format", "false"),
+        ({"structured_outputs": {"json": nested(1001)}}, "structured_outputs", "recursion"),
         ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
         ({"response_format": as_format({"not": {}})}, "response_format", "not"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs", "empty"),
@@ -204,9 +210,10 @@ def test_keywords_are_enforced(server: Any) -> None:
     }
     fields = {"temperature": 1, "seed": 1, "max_tokens": 60, "n": 4}
     answer = server.chat("Go.", response_format=as_format(schema), **fields)
-    for choice in answer.json["choices"]:
-        if choice["finish_reason"] == "stop":
-            check(schema, choice["message"]["content"])
+    whole = [c for c in answer.json["choices"] if c["finish_reason"] == "stop"]
+    assert whole
+    for choice in whole:
+        check(schema, choice["message"]["content"])
 
 
 def test_what_cannot_be_enforced_is_ignored_only_where_strict_is_false(server: Any) -> None:

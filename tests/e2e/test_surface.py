@@ -55,6 +55,7 @@ def test_case_6_ends_and_usage_are_true(server: Any, kind: str, ends: str) -> No
     whole = ask("Say hi", max_tokens=3, **fields).json
     usage = whole["usage"]
     assert whole["choices"][0]["finish_reason"] == ends
+    assert whole["choices"][0]["stop_reason"] is None, "CASE 13: an EOS id is not named"
     assert usage["completion_tokens"] == (1 if ends == "stop" else 3)
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     stream = ask(

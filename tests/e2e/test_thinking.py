@@ -143,3 +143,29 @@ def test_calls_of_strict_functions(thinker: Server) -> None:
 def test_without_a_form_nothing_is_held(thinker: Server) -> None:
     choices = ask(thinker, max_tokens=40)
     assert any(choice["message"].get("reasoning_content") for choice in choices)
+
+
+def test_case_3_output_that_is_no_utf_8(thinker: Server) -> None:
+    """512 answers of random bytes: strict JSON and UTF-8, marks for what is none, true bytes."""
+    fields: dict[str, Any] = {"temperature": 2, "max_tokens": 16, "ignore_eos": True, "n": 32}
+    marked = 0
+    for seed in range(16):
+        answer = thinker.chat("x", seed=seed, logprobs=True, **fields)
+        assert answer.status == 200
+        choices = json.loads(answer.body.decode("utf-8", "strict"))["choices"]
+        for choice in choices:
+            parts = choice["logprobs"]["content"]
+            said = b"".join(bytes(each["bytes"] or b"") for each in parts)
+            message = choice["message"]
+            shown = (message["reasoning_content"] or "") + (message["content"] or "")
+            marked += "\ufffd" in shown
+            if "<" not in shown and b"<" not in said:
+                assert shown.strip() == said.decode("utf-8", "replace").strip()
+    assert marked > 100
+    whole = thinker.complete("x", seed=1, **fields).json["choices"]
+    joined = [""] * 32
+    for event in thinker.complete("x", seed=1, stream=True, **fields).events:
+        for choice in event["choices"]:
+            joined[choice["index"]] += choice["text"]
+    assert joined == [choice["text"] for choice in whole]
+    assert any("\ufffd" in text for text in joined)

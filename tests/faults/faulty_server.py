@@ -1,5 +1,9 @@
-"""``zlm serve`` with workers that fail at certain token ids: run with the arguments of the same."""
+"""``zlm serve`` with faulty workers: run with the arguments of the same.
 
+They fail at certain token ids, or, with $ENDLESS_START, never end their start.
+"""
+
+import os
 import sys
 from pathlib import Path
 
@@ -11,7 +15,8 @@ from zlm.supervisor.main import serve
 
 def command(role: str) -> list[str]:
     if role == "worker":
-        return [sys.executable, "-P", str(Path(__file__).with_name("faulty_worker.py"))]
+        kind = "endless" if "ENDLESS_START" in os.environ else "faulty"
+        return [sys.executable, "-P", str(Path(__file__).with_name(f"{kind}_worker.py"))]
     return module_command(role)
 
 

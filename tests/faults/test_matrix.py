@@ -69,11 +69,15 @@ def test_case_95_streaming(server: Server, role: str, fault: str) -> None:
     assert running == 0, "requests nobody waits for are given up"
 
 
+@pytest.mark.parametrize("fault", ["kill", "stop"])
 @pytest.mark.parametrize("role", ROLES)
-def test_case_95_idle(server: Server, role: str) -> None:
+def test_case_95_idle(server: Server, role: str, fault: str) -> None:
+    assert eventually_true(lambda: works(server), RECOVERY_SECONDS)
     since = time.monotonic()
-    os.kill(server.pid_of(role), signal.SIGKILL)
-    recover(server, f"{role}, kill, idle", since)
+    broken = server.pid_of(role)
+    os.kill(broken, NUMBERS[fault])
+    assert eventually_true(lambda: broken not in server.pids(), 20)
+    recover(server, f"{role}, {fault}, idle", since)
 
 
 def test_killed_again_while_it_comes_up(server: Server) -> None:

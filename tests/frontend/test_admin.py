@@ -56,6 +56,15 @@ def test_server_info_has_no_secrets(administered):
     assert b"boss" not in answer.body
 
 
+def test_keys_of_a_file_are_counted(make_house, tmp_path):
+    file = tmp_path / "keys"
+    file.write_text('one\ntwo\n{"key": "three", "admin": true}\n')
+    house = make_house(api_key_file=str(file), admin_api_keys=("boss",))
+    info = house.ask("GET", "/server_info", headers=ADMIN).json()
+    assert info["num_keys"] == {"api_keys": 2, "admin_api_keys": 2}
+    assert "api_keys" not in info["config"]["server"]
+
+
 def test_load_counts_what_is_open(administered):
     house = administered
     assert house.ask("GET", "/load", headers=ADMIN).json() == {
@@ -112,12 +121,13 @@ def test_requests_are_aborted_by_their_names(administered, make_delta):
     done = house.server.admin.perform(Administer(1, "abort_requests", names))
     assert done == Administered(1, 2)
     (answer,) = named.responses()
-    assert answer.status == 400 and answer.error["code"] == "request_aborted"
+    assert answer.status == 503 and answer.error["code"] == "request_aborted"
+    assert answer.headers["x-should-retry"] == "false"
     assert stream.responses()[0].events()[-1]["error"]["code"] == "request_aborted"
     assert not other.responses() and len(house.open) == 1 and len(house.cancelled()) == 2
     everybody = house.server.admin.perform(Administer(2, "abort_requests", []))
     assert everybody == Administered(2, 1) and len(house.open) == 0
-    assert other.responses()[0].status == 400
+    assert other.responses()[0].status == 503
     assert house.server.admin.perform(Administer(3, "abort_requests", [])) == Administered(3, 0)
 
 

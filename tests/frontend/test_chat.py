@@ -301,3 +301,41 @@ def test_token_ids_and_prompt_logprobs_stand_at_the_top(house, make_delta):
     chunks = house.chat(return_token_ids=True, prompt_logprobs=0, stream=True).chunks()
     assert chunks[0]["prompt_token_ids"] == [7]
     assert [i for c in chunks for i in c["choices"][0]["token_ids"]] == [1, 2]
+
+
+def test_keys_and_roles_of_messages_are_checked(make_house):
+    house = make_house()
+    wrong = [
+        ({"role": "usr", "content": "x"}, "messages[0].role", "did you mean 'user'"),
+        ({"role": "user", "contents": "x"}, "messages[0].contents", "did you mean 'content'"),
+        ({"role": "user", "content": "x", "zzz": 1}, "messages[0].zzz", "unknown field 'zzz'"),
+    ]
+    for message, param, words in wrong:
+        for path, more in (("/v1/chat/completions", {}), ("/tokenize", {})):
+            answer = house.post(path, {"messages": [message], **more})
+            assert words in house.refused(answer, 400, param)
+    sent_back = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "id": "1"}
+    for message in (sent_back, {"role": "ipython", "content": "x"}):
+        assert house.chat(messages=[message]).status == 200
+    lenient = make_house(unknown_fields="ignore")
+    assert lenient.chat(messages=[{"role": "usr", "content": "x", "zzz": 1}]).status == 200
+
+
+def test_errors_name_the_field_that_was_given(house):
+    for value in (0, 2**31):
+        message = house.refused(
+            house.chat(max_completion_tokens=value), 400, "max_completion_tokens"
+        )
+        assert message.startswith("max_completion_tokens")
+    house.chat(max_completion_tokens=7)
+    assert house.generated().max_tokens_field == "max_completion_tokens"
+
+
+def test_types_are_told_in_words(house):
+    for fields, words in (
+        ({"messages": "x"}, "messages: expected a list, got a string"),
+        ({"temperature": "hot"}, "temperature: expected a number, got a string"),
+        ({"stop": 5}, "stop: expected a string or a list, got a whole number"),
+        ({"stream": 1}, "stream: expected true or false, got a whole number"),
+    ):
+        assert words in house.refused(house.chat(**fields), 400, next(iter(fields)))

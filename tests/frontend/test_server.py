@@ -20,7 +20,7 @@ GUARDED = [
     ("GET", "/v1/models/tiny"),
     ("GET", "/metrics"),
     ("GET", "/openapi.json"),
-    ("GET", "/docs"),
+    ("GET", "/ui/events"),
     ("GET", "/nowhere"),
     ("POST", "/v1/responses"),
 ]
@@ -46,7 +46,7 @@ def test_version(house):
 
 
 @pytest.mark.parametrize(
-    "path", ["/nowhere", "/", "/v1", "/v1/models/", "/health/", "/%00", "/a%0ab", "/%ff"]
+    "path", ["/nowhere", "/v1", "/v1/models/", "/health/", "/%00", "/a%0ab", "/%ff"]
 )
 def test_unknown_path(house, path):
     house.refused(house.ask("GET", path), 404)

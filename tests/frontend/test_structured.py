@@ -59,7 +59,7 @@ def test_forms(response_format, outputs, expected):
         (None, {"source": "x", "regex": "a"}, "structured_outputs.source"),
         (None, {"structural_tag": "x"}, "structural_tag"),
         (None, {"choice": []}, "choice must not be empty"),
-        (None, {"choice": [1]}, "Expected `str`"),
+        (None, {"choice": [1]}, "choice[0]: expected a string, got a whole number"),
         (None, {"choice": ["x"] * 1025}, "1024"),
         (None, {"regex": "a", "choice": ["a"]}, "regex and choice"),
         (None, {"regex": "a", "disable_any_whitespace": True}, "white space"),

@@ -104,7 +104,7 @@ def files(pair: tuple[Path, Path]) -> dict[str, str]:
     return {"ssl_certfile": str(pair[0]), "ssl_keyfile": str(pair[1])}
 
 
-def test_https_and_nothing_else(running, authority, pair):
+def test_https_and_nothing_else(running, authority, pair, caplog):
     server = running(**files(pair))
     assert ask(server, context(authority)) == (200, "server")
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -115,7 +115,11 @@ def test_https_and_nothing_else(running, authority, pair):
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as plain:
         plain.sendall(b"GET /health HTTP/1.1\r\nHost: z\r\n\r\n")
         answer = plain.recv(1000)
-        assert not answer.startswith(b"HTTP")
+        assert answer.startswith(b"HTTP/1.1 400") and b"this port speaks HTTPS" in answer
+    assert caplog.text.count("speaks HTTP to this port") == 1
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as neither:
+        neither.sendall(b"\x00\x01\x02 nonsense")
+        assert not neither.recv(1000).startswith(b"HTTP")
     assert ask(server, context(authority))[0] == 200
 
 

@@ -14,6 +14,7 @@ from zlm.ops.backend import Geometry  # noqa: E402
 from zlm.ops.batch import GroupBatch, StepBatch  # noqa: E402
 from zlm.ops.cpu import CpuOps  # noqa: E402
 from zlm.ops.gpu import GpuOps  # noqa: E402
+from zlm.ops.kv_cache import FP8  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 
@@ -202,3 +203,33 @@ def test_attention(attention: str, window: int, softcap: float) -> None:
     (expected, cpu_cache), (actual, gpu_cache) = results
     close(actual, expected)
     close(gpu_cache, cpu_cache.permute(0, 3, 2, 1, 4))
+
+
+@pytest.mark.parametrize("attention", ["triton", "sdpa"])
+def test_attention_over_fp8(attention: str) -> None:
+    """Issue 6: what is stored and what comes of it are the CPU's, with a scale for each head."""
+    geometry = Geometry(4, 2, 16)
+    table = torch.arange(1, 13).view(4, 3).int()
+    batch = step([(1, 37), (9, 40), (2, 2)], table[:3], 0)
+    qkv, old = random(batch.num_tokens, geometry.row, seed=1), random(13, 16, 2, 2, 16, seed=2)
+    scales = torch.tensor([[0.02, 0.03], [0.05, 0.01]])
+    angles = random(64, 8)
+    rotary = torch.polar(torch.ones_like(angles), angles)
+    results = []
+    for ops in (
+        CpuOps(torch.float32, kv_dtype=FP8),
+        gpu_ops(kv_dtype=FP8, attention=attention),
+    ):
+        filled = old if isinstance(ops, CpuOps) else old.permute(0, 3, 2, 1, 4).contiguous()
+        cache = ops.allocate_cache(13, 16, 2, 16, FP8)
+        cache.copy_(filled.to(FP8))
+        how = {"q_norm": None, "k_norm": None, "eps": EPS, "kv_scales": scales}
+        layer = ops.attention(geometry, scale=0.4, softcap=0.0, **how)
+        work = ops.plan(batch, 0, cache, geometry)
+        out = layer(qkv.clone(), ops.rotation(rotary, batch, geometry), cache, work)
+        ops.copy_blocks([cache], [1], [12])
+        results.append((out[: batch.num_tokens], cache.float()))
+    (expected, cpu_cache), (actual, gpu_cache) = results
+    close(actual, expected, 2e-3)  # a key between two numbers may be rounded either way
+    off = (gpu_cache != cpu_cache.permute(0, 3, 2, 1, 4)).float().mean()
+    assert off < 1e-3 and torch.equal(gpu_cache[12], gpu_cache[1])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from zlm.process.heartbeat import Beat
-from zlm.process.watch import LOOK_SECONDS, PATIENCE_STEPS, Watch
+from zlm.process.watch import LOOK_SECONDS, PATIENCE_STEPS, Silence, Watch
 
 SECOND = 10**9
 
@@ -100,6 +100,16 @@ def test_a_successor_starts_anew_and_who_is_gone_is_forgotten() -> None:
     look(watch, beat("tokenizer"), 6)
     watch.look([], 107.0)
     assert watch.stalls(0.5) == []
+
+
+def test_silence_of_those_who_load_is_counted_from_their_last_news() -> None:
+    silence = Silence()
+    for second in range(12):
+        news = {("worker", 0): second // 5, ("tokenizer", 0): 3}
+        seconds = silence.look(news, 100.0 + second)
+    assert seconds == {("worker", 0): 1.0, ("tokenizer", 0): 11.0}
+    assert silence.look({("worker", 0): 2}, 5000.0) == {("worker", 0): 1.0 + LOOK_SECONDS}
+    assert silence.look({("tokenizer", 0): 3}, 5001.0) == {("tokenizer", 0): 0.0}
 
 
 def test_only_those_asked_for_are_told_and_the_stopped_come_first() -> None:

@@ -2,6 +2,7 @@
 
 $FAKE_TRACE is a file that gets a line of each message; $FAKE_BEHAVIOUR is JSON: role to a list of
     not ready        never says Ready
+    never again      a successor never says Ready
     exit at launch   exits with status 3 when it gets Launch
     fatal at launch  raises ModelError when it gets Launch
     busy             front end: has a request that only ends when Drain says abort
@@ -62,14 +63,14 @@ def react(child: Child, behaviour: list[str], message: object) -> bool:
             if "fatal at launch" in behaviour:
                 raise ModelError("tensor x is missing\nfrom the file")
             child.say_progress("weights 50%")
-            if "not ready" in behaviour:
+            if "not ready" in behaviour or ("never again" in behaviour and child.incarnation):
                 return False
             if child.role != "tokenizer":
                 child.say_ready("a detail")
             if child.role == "engine":
                 for index in range(resolved.num_tokenizers):
                     announce(child, index, message.incarnation("tokenizer", index))
-        case EngineReady(incarnation=incarnation):
+        case EngineReady(incarnation=incarnation) if "not ready" not in behaviour:
             child.say_ready("a detail", engine=incarnation)
         case PeerUp(role, index, incarnation):
             trace("peer up", child, [role, index, incarnation])

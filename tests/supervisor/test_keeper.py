@@ -1,6 +1,6 @@
 """What the supervisor does about processes that die or hang; over fake processes.
 
-CASES 95 (death and hang), as far as the supervisor goes.
+CASES 95, as far as the supervisor goes.
 """
 
 import os
@@ -114,6 +114,38 @@ def test_case_95_who_is_stopped_is_replaced_and_all_stacks_are_in_the_log(
     assert "stacks of the supervisor" in log
     assert server.pids()[role] != stopped
     end(server)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "last_news", "who"),
+    [
+        ({"behaviour": {"worker": ["not ready"]}}, "worker 0: weights", "worker 0"),
+        ({"behaviour": {"tokenizer": ["not ready"]}}, "tokenizer 0: weights", "tokenizer 0"),
+        ({"resolver": "never"}, "downloading", "reading the model"),
+    ],
+)
+def test_a_start_that_lives_and_never_ends_is_given_up(
+    start: Start, keywords: dict[str, object], last_news: str, who: str
+) -> None:
+    server = start(options={"startup_timeout_seconds": 4}, **keywords)
+    server.until(last_news)
+    assert server.end() == 1
+    assert re.fullmatch(rf"zlm: {who} has made no progress for \d+ s", server.lines[-1])
+    stuck = "the supervisor" if who == "reading the model" else rf"{who} \(process \d+\)"
+    assert re.search(rf"stacks of {stuck}:\n(Thread|Current)", "\n".join(server.lines))
+    assert server.events("probe") == []
+    server.assert_nothing_is_left()
+
+
+def test_who_never_ends_its_start_again_and_again_ends_the_server(start: Start) -> None:
+    options = {"startup_timeout_seconds": 4, "max_restarts": 1}
+    server = start(behaviour={"worker": ["never again"]}, options=options)
+    server.until("serving tiny-model on")
+    kill(server, "engine")
+    assert server.end() == 1
+    last = r"zlm: worker 0 has made no progress for \d+ s; it has failed too often"
+    assert re.fullmatch(last, server.lines[-1])
+    server.assert_nothing_is_left()
 
 
 def test_a_first_token_that_does_not_come_is_a_failure_to_start(start: Start) -> None:

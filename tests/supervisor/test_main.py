@@ -1,6 +1,6 @@
 """The life of a server: coming up, draining, failing; the real supervisor over fake processes.
 
-CASES 95 (death), 96 and 97, as far as the supervisor goes.
+CASES 95, 96 and 97, as far as the supervisor goes.
 """
 
 import os

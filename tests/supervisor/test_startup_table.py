@@ -10,6 +10,7 @@ def test_phases_with_their_time_and_memory() -> None:
     table = StartupTable(100.0)
     table.phase("worker", "loading weights", 102.0, 300 * MIB)
     table.ready("frontend", 100.5, 50 * MIB)
+    table.phase("worker", "loading weights: 40%", 102.5, 600 * MIB)
     table.phase("worker", "warming up", 103.25, 900 * MIB)
     table.ready("worker", 104.0, 1000 * MIB)
     rows = [line.split() for line in table.lines(104.5)]

@@ -262,6 +262,7 @@ class House:
         self.loop = MockLoop()
         self.open = OpenRequests(index, self.loop.call_soon)
         self.server = Server(self.open, FrontendMetrics(index))
+        self.server.dashboard.later = self.loop.call_later  # type: ignore[assignment]
         self.commands: list[Any] = []  # all that was sent to tokenizers
         self.tokenizer: Callable[[Any], list[Any]] = answer
         senders = [self._sender(number) for number in range(num_tokenizers)]

@@ -5,8 +5,9 @@ from paged_steps import Padding, PagedSequences
 from tiny_models import RandomWeights
 
 from zlm.config import ModelSpec
-from zlm.models import registry
+from zlm.models import registry, shares
 from zlm.ops.backend import Ops
+from zlm.ops.parallel import ALONE, Parallel
 
 # Steps as (sequence, tokens) a row, in order: a prefill, a mixed step whose second row is a chunk
 # with context behind it, decodes alone of few and of many rows, a chunk alone.
@@ -21,13 +22,22 @@ PADDING = Padding(decodes=1, rows=2, tokens=2)
 
 
 def sequences(
-    spec: ModelSpec, ops: Ops, weights: RandomWeights | None = None, block_size: int = 4
+    spec: ModelSpec,
+    ops: Ops,
+    weights: RandomWeights | None = None,
+    block_size: int = 4,
+    parallel: Parallel = ALONE,
 ) -> PagedSequences:
-    """Return sequences of the model of *spec* with *weights* (None: random ones)."""
+    """Return sequences of the model of *spec* with *weights* (None: random ones).
+
+    parallel: the ranks, of which this one has its part.
+    """
     weights = weights or RandomWeights(spec)
-    model = registry.build(spec, weights, ops=ops, max_model_len=spec.max_position)
+    length = spec.max_position
+    model = registry.build(spec, weights, ops=ops, max_model_len=length, parallel=parallel)
+    own = shares.spec_of_rank(spec, parallel.size)
     return PagedSequences(
-        model, spec, num_blocks=60, block_size=block_size, ops=ops, dtype=ops.dtype
+        model, own, num_blocks=60, block_size=block_size, ops=ops, dtype=ops.dtype
     )
 
 

@@ -40,7 +40,7 @@ class PooledEngine:
         names = SchedulerOptions.__struct_fields__
         scheduler = {name: options.pop(name) for name in names if name in options}
         self.resolved = resolved_for(folder, scheduler, **options)
-        self.runner, ready = start(self.resolved, 0, lambda _: None)
+        self.runner, ready, _ = start(self.resolved, 0, lambda _: None)
         self.core = EngineCore(self.resolved, ready.num_blocks, verify=True)
         self._submitted: deque[Submit | Abort] = deque()
         self._answers: dict[int, Pooled | Failed] = {}

@@ -31,9 +31,10 @@ def enable() -> None:
 
 def wide_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have products use few programs of many columns: no card is to be filled, each costs 3 ms."""
-    from zlm.kernels import linear_small
+    from zlm.kernels import linear_small, quantized_vector
 
     def setting(device: str, N: int, K: int, *, gated: bool) -> tuple[int, int, int]:
         return 128, 1 << (K - 1).bit_length(), 4
 
     monkeypatch.setattr(linear_small, "vector_setting", setting)
+    monkeypatch.setattr(quantized_vector, "PROGRAMS", 1)

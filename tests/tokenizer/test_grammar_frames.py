@@ -151,6 +151,7 @@ STRICT: list[tuple[str, tuple[str, ...], str, str]] = [
     (OPTIONAL, (), "<think>Hm <tool_call>x</think><tool_call>", "</tool_call>"),
     (OPENED, (), "Hm <tool_call>x</think>\n<tool_call>", "</tool_call>"),
     (FAMILIES["granite"].template, ("<|tool_call|>",), "<|tool_call|>", ""),
+    (MISTRAL, FAMILIES["magistral"].specials, "[THINK]Hm.[/THINK][TOOL_CALLS]", ""),
 ]
 
 
@@ -179,6 +180,22 @@ def test_calls_of_strict_functions_fit_their_parameters(
     assert both.grammar.kind == "choice" and "call" in both.grammar.frame
     model.ask(grammar=calls, detokenize=False)
     assert model.engine.submits[-1].grammar is None
+
+
+def test_calls_of_strict_functions_by_name(make_model: Callable) -> None:
+    """Mistral's newer form: the name, perhaps an id, the arguments."""
+    model = make_model(MISTRAL, specials=FAMILIES["magistral"].specials)
+    calls = forced("required")
+    free, required = Asked(model, grammar=calls), Asked(model, choice="required", grammar=calls)
+    for asked in (free, required):
+        for head in ("[TOOL_CALLS]f[ARGS]", "[TOOL_CALLS]f[CALL_ID]abc123def[ARGS] "):
+            assert asked.follows(f'{head}{{"a": 5}}') in ("may end", "complete")
+            assert asked.follows(f'{head}{{"a": "5"}}').startswith("not behind")
+        assert asked.follows('[TOOL_CALLS]g[ARGS]{"a": 5}').startswith("not behind")
+    assert free.follows('Yes. [TOOL_CALLS]f[ARGS]{"a": 5}[TOOL_CALLS]f[ARGS]{"a": 6}') == "may end"
+    assert required.follows("Yes").startswith("not behind")
+    _, _, said, reason = model.answer('[TOOL_CALLS]f[ARGS]{"a": 5}', grammar=calls)
+    assert (said, reason) == ([("f", '{"a": 5}')], "tool_calls")
 
 
 def test_calls_of_strict_functions_in_harmony(make_model: Callable) -> None:

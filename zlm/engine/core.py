@@ -70,6 +70,7 @@ class EngineCore:
             prefix_caching=config.cache.enable_prefix_caching
             and not spec.bidirectional
             and (pooling is None or pooling.kind == "last"),
+            stages=config.parallel.pipeline_parallel_size,
             verify=verify,
         )
         block_size, slots = config.cache.block_size_tokens, limits.max_num_seqs
@@ -86,7 +87,7 @@ class EngineCore:
         statistics = Statistics(limits.max_model_len, page)
         self.scheduler = Scheduler(limits, kv, hasher or BlockHasher(), statistics)
         self._grammars = GrammarQueue(resolved.spec.vocab_size)
-        self._run_ahead = config.scheduler.run_ahead_steps
+        self._run_ahead = max(config.scheduler.run_ahead_steps, limits.stages)
         self._max_waiting = config.scheduler.max_waiting_seqs
 
     # ------------------------------------------------------------------ messages in

@@ -18,6 +18,7 @@ class SchedulerLimits:
     chunked_prefill: bool = True
     by_priority: bool = False  # order by Submit.priority before arrival
     prefix_caching: bool = True
+    stages: int = 1  # workers that compute different layers: as many steps are in flight
     verify: bool = False  # compare every prefix hit, token by token, with what was cached
 
 

@@ -106,6 +106,7 @@ def make_execute(
     copies: list[tuple[int, int, int]],
     *,
     masked: bool,
+    tokens: bytes = b"",
 ) -> Execute:
     """Return the message of a step; see ``messages.Execute`` for its columns."""
     slots, counts, sample = decodes.slots, decodes.counts, decodes.sample
@@ -128,6 +129,7 @@ def make_execute(
         table_blocks=entries.blocks.tobytes(),
         copies=copies,
         masked=masked,
+        tokens=tokens,
     )
 
 

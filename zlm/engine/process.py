@@ -22,6 +22,7 @@ from zlm.engine.stats import clear_gauges
 from zlm.engine.tokenizers import Tokenizers
 from zlm.ipc.sockets import Inbox
 from zlm.messages import (
+    WAITING,
     Abort,
     Administer,
     Administered,
@@ -57,7 +58,7 @@ class EngineProcess:
         self._probe = launch.probe
         self._workers = [
             child.outbox("worker", rank, child.incarnation)  # they live and die with this one
-            for rank in range(config.parallel.tensor_parallel_size)
+            for rank in range(config.parallel.num_workers)
         ]
         self._tokenizers = Tokenizers(child, launch)
 
@@ -65,6 +66,8 @@ class EngineProcess:
         """Wait for the workers (*early* are those that have reported), then work until Stop."""
         page = CountPage(path_of(self._child.runtime, "engine", self._child.index))
         clear_gauges(page)
+        if len(early) < len(self._workers):
+            self._child.say_progress(f"{WAITING}the worker")
         ready = self._wait_for_workers(early)
         if not ready:
             return

@@ -59,16 +59,15 @@ from collections import deque
 from operator import attrgetter
 
 import msgspec
-import numpy as np
 
 from zlm.engine import invariants
 from zlm.engine.block_pool import InvariantError
+from zlm.engine.decodes import Decodes
 from zlm.engine.grammar import GrammarMatcher
 from zlm.engine.kv_groups import KVGroups
 from zlm.engine.limits import SchedulerLimits, refusal
 from zlm.engine.news import NO_TOKEN, News, refused
 from zlm.engine.plan import (
-    DecodeColumns,
     Indices,
     Plan,
     PrefillRow,
@@ -115,9 +114,7 @@ class Scheduler:
         # Steps.
         self._in_flight: deque[Plan] = deque()
         self._next_step = 0
-        self._decode_slots = np.zeros(0, np.int64)  # where ``decoding`` is set ...
-        self._decode_columns = DecodeColumns.of(self._decode_slots)  # ... as columns of Execute
-        self._decodes_changed = False
+        self._decodes = Decodes(self._slots, limits.stages)
         self._blocked: tuple[Sequence, int] | None = None  # (head, releases) when it did not fit
         # Of the step that is being planned.
         self._joins: list[Join] = []
@@ -193,12 +190,13 @@ class Scheduler:
     def plan(self, now: float) -> Execute | None:
         """Return the next step, or None if nothing can be computed before a result comes."""
         self._preempted = False
+        self._decodes.begin()
         self._grow_decodes()
-        rows = self._continue_prefills(self.limits.max_num_batched_tokens - self._num_decodes())
+        rows = self._continue_prefills(self.limits.max_num_batched_tokens - self._decodes.count())
         if not self._preempted:
-            taken = self._num_decodes() + sum(row.count for row in rows)
+            taken = self._decodes.count() + sum(row.count for row in rows)
             rows += self._start_waiting(self.limits.max_num_batched_tokens - taken, now)
-        if not rows and not self._num_decodes():
+        if not rows and not self._decodes.count():
             return None
         return self._send(rows)
 
@@ -285,7 +283,7 @@ class Scheduler:
             self._keys.publish(sequence, int(min(known, computed)))
         for plan in self._in_flight:
             sequence.in_flight += plan.depart(slot, sequence)
-        self._decodes_changed |= bool(self._slots.decoding[slot])
+        self._decodes.changed |= bool(self._slots.decoding[slot])
         self._slots.leave(sequence)
         self._prefilling.pop(slot, None)
         self.kv.release(slot)
@@ -294,18 +292,10 @@ class Scheduler:
 
     # ------------------------------------------------------------------ running sequences
 
-    def _num_decodes(self) -> int:
-        """Return how many slots decode, their columns brought up to date."""
-        if self._decodes_changed:
-            self._decodes_changed = False
-            self._decode_slots = np.flatnonzero(self._slots.decoding)
-            self._decode_columns = DecodeColumns.of(self._decode_slots)
-        return len(self._decode_slots)
-
     def _grow_decodes(self) -> None:
         """Give each decoding sequence that has filled its blocks another one."""
-        self._num_decodes()
-        slots, columns = self._decode_slots, self._slots
+        self._decodes.count()
+        slots, columns = self._decodes.slots, self._slots
         full = slots[columns.computed[slots] >= columns.capacity[slots]]
         if not len(full):
             return
@@ -449,8 +439,8 @@ class Scheduler:
 
     def _send(self, rows: list[PrefillRow]) -> Execute:
         """Put decodes and *rows* in flight as the next step and return its message."""
-        count, columns = self._num_decodes(), self._slots
-        slots = self._decode_slots
+        count, columns = self._decodes.count(), self._slots
+        slots = self._decodes.slots
         starts = columns.computed[slots]
         ends = starts + 1
         columns.computed[slots] = ends
@@ -459,13 +449,14 @@ class Scheduler:
         note_masked(plan, columns)
         execute = make_execute(
             self._next_step,
-            self._decode_columns,
+            self._decodes.columns,
             starts,
             rows,
             self.kv.take_entries(),
             self._joins,
             self._copies,
             masked=bool(plan.masked),
+            tokens=self._decodes.tokens(starts),
         )
         self._in_flight.append(plan)
         self._next_step += 1
@@ -478,11 +469,11 @@ class Scheduler:
         self._joins, self._copies = [], []
         if len(drained):
             self._slots.decoding[drained] = False
-            self._decodes_changed = True
+            self._decodes.changed = True
         for row in rows:
             if row.samples and row.end + 1 < row.sequence.limit:
                 self._slots.decoding[row.slot] = True
-                self._decodes_changed = True
+                self._decodes.changed = True
         for sequence in self._prompts_done:
             self._release_held(sequence)
         self._prompts_done = []

@@ -9,12 +9,13 @@ import logging
 import time
 
 from zlm.errors import clip
-from zlm.frontend.exchange import CLIENT_GONE, Exchange
+from zlm.frontend.exchange import Exchange
 
 logger = logging.getLogger("zlm.frontend.access")
 
 QUIET = {"/health", "/health/live", "/health/ready", "/ping", "/version", "/metrics", "/docs",
-    "/openapi.json", "/load", "/is_sleeping", "/server_info"}  # fmt: skip
+    "/openapi.json", "/load", "/is_sleeping", "/server_info",
+    "/", "/ui/", "/ui/events"}  # fmt: skip
 
 Fields = dict[str, str | int | float | bool]
 
@@ -56,7 +57,7 @@ def fields(exchange: Exchange, now: float) -> Fields:
         facts["failure"] = record.failure
     if exchange.fault:
         facts["fault"] = exchange.fault
-    if exchange.status == CLIENT_GONE:
+    if exchange.client_gone:
         facts["client_gone"] = True
     if request.key is not None and request.key.name:
         facts["key"] = request.key.name

@@ -15,7 +15,7 @@ import msgspec
 from zlm import __version__
 from zlm.api_keys import without_credentials
 from zlm.config import Resolved
-from zlm.errors import BadRequest, DeadlineExceeded, ZlmError
+from zlm.errors import Aborted, BadRequest, DeadlineExceeded, ZlmError
 from zlm.frontend import sse
 from zlm.frontend.exchange import Exchange
 from zlm.frontend.openai.body import BodyDecoder
@@ -27,6 +27,7 @@ from zlm.metrics import EngineStats
 
 CALL_SECONDS = 5.0  # for the others to do what was asked of them
 MAX_NAMES = 1024
+NO_RETRY = b"x-should-retry: false\r\n"  # OpenAI's clients then do not, whatever the status
 MAX_NAME_CHARACTERS = 256
 
 
@@ -52,8 +53,8 @@ class Administration:
     """The handlers. *connections* are those of this front end.
 
     *new_id* gives an id that says which front end it is of; *load* tells how many requests are
-    open, and what the engine core has counted, *state* that of the server. ``ask`` is set once the
-    supervisor can be reached.
+    open, and what the engine core has counted, *state* that of the server, *num_keys* how many keys
+    there are. ``ask`` is set once the supervisor can be reached.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class Administration:
         new_id: Callable[[], int],
         load: Callable[[], tuple[int, EngineStats]],
         state: Callable[[], str],
+        num_keys: Callable[[], dict[str, int]],
     ) -> None:
         self._connections = connections
         self._new_id = new_id
         self._load = load
         self._state = state
+        self._num_keys = num_keys
         self._calls: dict[int, Call] = {}
         self._resolved: Resolved | None = None
         self._started = time.monotonic()
@@ -102,8 +105,8 @@ class Administration:
         resolved = self._serving()
         told = without_credentials(msgspec.json.encode(resolved.config).decode())
         config = msgspec.json.decode(told)
-        server = config["server"]
-        keys = {name: len(server.pop(name)) for name in ("api_keys", "admin_api_keys")}
+        for name in ("api_keys", "admin_api_keys"):
+            del config["server"][name]
         return {
             "version": __version__,
             "uptime_seconds": round(time.monotonic() - self._started, 3),
@@ -116,7 +119,7 @@ class Administration:
             "max_num_batched_tokens": resolved.max_num_batched_tokens,
             "num_front_ends": resolved.num_front_ends,
             "num_tokenizers": resolved.num_tokenizers,
-            "num_keys": keys,
+            "num_keys": self._num_keys(),
             "config": config,
         }
 
@@ -185,7 +188,7 @@ class Administration:
         """Do what an administrator asks of this front end: end requests by their names."""
         assert message.action == "abort_requests"
         wanted = set(message.names)
-        error = BadRequest("the request was aborted by an administrator", code="request_aborted")
+        error = Aborted("the request was aborted by an administrator")
         asking = [call.exchange for call in self._calls.values()]
         count = 0
         for connection in list(self._connections):
@@ -193,6 +196,7 @@ class Administration:
             if exchange is None or exchange.on_abort is None or exchange in asking:
                 continue
             if not wanted or wanted.intersection((exchange.request_id, *exchange.names)):
+                exchange.extra_headers += NO_RETRY
                 exchange.abort(error)
                 count += 1
         return Administered(message.call, count)

@@ -7,13 +7,12 @@ turns them into answers.
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from zlm import __version__
 from zlm.config import Resolved, ServerOptions
 from zlm.errors import BadRequest, NotFound, ZlmError
-from zlm.frontend import metrics, sse
+from zlm.frontend import metrics, page, sse
 from zlm.frontend.exchange import Exchange
 from zlm.frontend.generation import Generation
 from zlm.frontend.open_requests import OpenRequests
@@ -24,9 +23,6 @@ from zlm.frontend.request import safe_request_id
 from zlm.frontend.routes import Handler, Route
 from zlm.frontend.tokenizer_call import TokenizerCall
 from zlm.messages import Generate, Message, Pool
-
-DOCS_PAGE = Path(__file__).with_name("docs.html")
-HTML = b"text/html; charset=utf-8"
 
 # Endpoints of OpenAI's API and its relatives that are not there yet, and what may serve instead.
 ABSENT = {
@@ -86,7 +82,7 @@ class Endpoints:
             ),
             Route("/metrics", {"GET": self.metrics}, open=open_metrics),
             Route("/openapi.json", {"GET": self.openapi}),
-            Route("/docs", {"GET": self.docs}),
+            Route("/docs", {"GET": page.docs}, open=True),
             Route("/v1/models", {"GET": self.models}, needs_model=True),
             Route("/v1/models/", {"GET": self.model}, needs_model=True, below=True),
             *(Route(path, absent) for path in ABSENT),
@@ -132,9 +128,6 @@ class Endpoints:
             )
             self._openapi = sse.encode(described)
         exchange.respond(200, self._openapi)
-
-    def docs(self, exchange: Exchange) -> None:
-        exchange.respond(200, DOCS_PAGE.read_bytes(), content_type=HTML)
 
     def absent(self, exchange: Exchange) -> None:
         instead = ABSENT[exchange.route]
@@ -236,8 +229,9 @@ class Endpoints:
         fields.model_name(request.model, resolved)
         self._check_template(request.chat_template)
         request_id = self._open.new_id()
+        command = tokenize.tokenize(request, request_id, strict=chat.is_strict(resolved))
         form = partial(tokenize.tokenize_answer, max_model_len=resolved.max_model_len)
-        self._ask(exchange, request_id, tokenize.tokenize(request, request_id), form)
+        self._ask(exchange, request_id, command, form)
 
     def detokenize(self, exchange: Exchange) -> None:
         decoder = tokenize.detokenize_decoder

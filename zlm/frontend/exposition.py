@@ -147,7 +147,7 @@ class Exposition(Collector):
     # ------------------------------------------------------------------- sums of front ends
 
     def _front_ends(self) -> Iterator[Metric]:
-        counted = _summed(self._pages.get("frontend", {}))
+        counted = summed(self._pages.get("frontend", {}))
         success = CounterMetricFamily(
             "vllm:request_success",
             "Sequences that are over, by why",
@@ -188,7 +188,7 @@ class Exposition(Collector):
             "sequences at the engine, steps at the worker",
             labels=("process",),
         )
-        queued = _summed(self._pages.get("frontend", {}))
+        queued = summed(self._pages.get("frontend", {}))
         queues = _by_labels(queues, "queue", queued)
         queues.add_metric(("engine 0",), stats.num_waiting)
         queues.add_metric(("worker 0",), stats.steps_in_flight)
@@ -201,7 +201,7 @@ class Exposition(Collector):
         yield memory
 
 
-def _summed(pages: Mapping[int, Values]) -> dict[tuple[str, ...], float]:
+def summed(pages: Mapping[int, Values]) -> dict[tuple[str, ...], float]:
     """Return the sum of each single-celled entry over *pages*, its name split into parts."""
     sums: dict[tuple[str, ...], float] = {}
     for values in pages.values():

@@ -66,6 +66,11 @@ class Gate:
         self._ring = KeyRing(keys, guards=options.asks_for_keys)
         self._quotas.configure(self._ring.keys)
 
+    def num_keys(self) -> dict[str, int]:
+        """Return how many keys there are, those of the key file too."""
+        admins = sum(key.admin for key in self._ring.keys)
+        return {"api_keys": len(self._ring.keys) - admins, "admin_api_keys": admins}
+
     def check_key(self, request: Request, *, admin: bool) -> ZlmError | None:
         """Find whose *request* is; return why it is not let in, or None."""
         return self._ring.check(request, admin=admin)

@@ -23,7 +23,7 @@ class Health:
         self._reader = HeartbeatReader(runtime)
         self._watch = Watch()
         self._seconds = config.server.health_timeout_seconds
-        ranks = range(config.parallel.tensor_parallel_size)
+        ranks = range(config.parallel.num_workers)
         tokenizers = range(resolved.num_tokenizers)
         self._names = [("engine", 0)]
         self._names += [("worker", rank) for rank in ranks]

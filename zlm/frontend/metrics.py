@@ -10,7 +10,7 @@ from pathlib import Path
 
 from zlm.config import Resolved
 from zlm.frontend.access_log import QUIET
-from zlm.frontend.exchange import CLIENT_GONE, Exchange
+from zlm.frontend.exchange import Exchange
 from zlm.frontend.exposition import CONTENT_TYPE as CONTENT_TYPE, Exposition
 from zlm.metrics import REASONS, EngineStats, engine_stats
 from zlm.process.counts import CountPage, Values, path_of, read_all
@@ -65,7 +65,7 @@ class FrontendMetrics:
         left = record.num_sequences - len(record.finish_reasons)
         for reason in record.finish_reasons:
             self._finished["stop" if reason == "tool_calls" else reason][0] += 1
-        if exchange.status == CLIENT_GONE:
+        if exchange.client_gone:
             self._finished["abort"][0] += left
         elif exchange.status >= 500 or exchange.fault:
             self._finished["error"][0] += left
@@ -92,25 +92,26 @@ class FrontendMetrics:
     def render(self) -> bytes:
         """Return the text of all processes' metrics. The launch must have come."""
         assert self._exposition is not None, "metrics were asked for before the launch"
-        return self._exposition.text(self._pages(), self._memory())
+        return self._exposition.text(self.pages(), self.memory())
 
     def load(self) -> tuple[int, EngineStats]:
         """Return how many requests all front ends had open at their last beat, and what the engine
         core has counted.
         """
-        pages = self._pages()
+        pages = self.pages()
         queues = [
             values.get(f"{QUEUE}\tfrontend {index}", [0.0])[0]
             for index, values in pages.get("frontend", {}).items()
         ]
         return int(sum(queues)), engine_stats(pages.get("engine", {}).get(0, {}))
 
-    def _pages(self) -> dict[str, dict[int, Values]]:
+    def pages(self) -> dict[str, dict[int, Values]]:
+        """Return the counts of all processes: by role, then by index."""
         if self._runtime is None:
             return {"frontend": {self._index: self._page.values()}}
         return read_all(self._runtime)
 
-    def _memory(self) -> dict[str, int]:
+    def memory(self) -> dict[str, int]:
         """Return the resident bytes of each living process, by its role and index."""
         beats = [] if self._beats is None else self._beats.beats()
         sizes = {f"{beat.role} {beat.index}": memory_bytes(beat.pid) for beat in beats}

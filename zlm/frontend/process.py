@@ -6,6 +6,7 @@ outboxes and the server together; no logic of its own but the order of coming an
 """
 
 import asyncio
+import os
 import resource
 from typing import Any
 
@@ -20,6 +21,7 @@ from zlm.frontend.open_requests import OpenRequests
 from zlm.frontend.probe import send_probe
 from zlm.frontend.protocol import HttpProtocol
 from zlm.frontend.quotas import Quotas
+from zlm.frontend.recent import RecentRequests
 from zlm.frontend.server import Server
 from zlm.frontend.traces import Tracer
 from zlm.messages import (
@@ -38,6 +40,7 @@ from zlm.messages import (
 from zlm.process import garbage
 from zlm.process.child import Child, run
 
+NO_UI = "ZLM_NO_UI"  # environment: set if there is no page at /, also before the launch
 BEAT_SECONDS = 1.0
 REFRESH_SECONDS = 5.0  # between two looks at the key file and the certificate
 LEAVE_SECONDS = 1.0  # for the last bytes of answers to go out
@@ -53,7 +56,15 @@ class FrontendProcess:
         self._open.on_empty = self._report_drained
         self.metrics = FrontendMetrics(child.index, child.runtime)
         quotas = Quotas(child.index, child.runtime)
-        self.server = Server(self._open, self.metrics, quotas)
+        self.server = Server(
+            self._open,
+            self.metrics,
+            quotas,
+            RecentRequests(child.index, child.runtime),
+            runtime=child.runtime,
+            ui=NO_UI not in os.environ,
+        )
+        self.server.dashboard.later = loop.call_later
         self.server.admin.ask = child.supervisor.send
         self.listening = Listening(loop, lambda: HttpProtocol(self.server, loop))
         self.may_accept = asyncio.Event()
@@ -135,9 +146,7 @@ class FrontendProcess:
 
     async def leave(self) -> None:
         """Close every connection, giving the last bytes a moment to go out."""
-        self.server.closing = True
-        for connection in list(self.server.connections):
-            connection.close_if_idle()
+        self.server.drain(abort=False)
         deadline = self._loop.time() + LEAVE_SECONDS
         while self.server.connections and self._loop.time() < deadline:
             await asyncio.sleep(0.01)

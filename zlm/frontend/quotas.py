@@ -36,6 +36,7 @@ FILE_NAME = "quotas"
 MAX_FRONT_ENDS = 64
 WINDOW_SECONDS = 60
 SLOTS = WINDOW_SECONDS + 1
+MOST_WAIT_SECONDS = 60  # OpenAI's clients do not heed a Retry-After over it
 SECOND, SUMS, SLOTS_AT = 4, 5, 7
 REQUESTS, TOKENS = 0, 1  # what is counted
 OPEN = SLOTS_AT + 2 * SLOTS
@@ -204,5 +205,5 @@ def _wait(limit: int | None, record: memoryview, kind: int, second: int) -> int:
     for seconds, oldest in enumerate(range(second - WINDOW_SECONDS, second + 1), 1):
         over -= record[_slot(kind, oldest)]
         if over <= 0:
-            return seconds  # then this second no longer counts
-    return WINDOW_SECONDS
+            return min(seconds, MOST_WAIT_SECONDS)  # then this second no longer counts
+    return MOST_WAIT_SECONDS

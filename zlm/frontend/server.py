@@ -7,6 +7,7 @@ supervisor's word; ``unhealthy`` also says whether all that is behind it gets on
 
 import resource
 import secrets
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,15 +17,18 @@ from zlm.errors import Overloaded, ZlmError
 from zlm.frontend import access_log
 from zlm.frontend.admin import Administration
 from zlm.frontend.cors import CrossOrigin
+from zlm.frontend.dashboard import Dashboard
 from zlm.frontend.endpoints import Endpoints
 from zlm.frontend.exchange import Exchange
 from zlm.frontend.gate import Gate
 from zlm.frontend.health import Health
 from zlm.frontend.metrics import FrontendMetrics
 from zlm.frontend.open_requests import OpenRequests
+from zlm.frontend.page import Page
 from zlm.frontend.parser import BodyMemory
 from zlm.frontend.protocol import HttpProtocol
 from zlm.frontend.quotas import Quotas
+from zlm.frontend.recent import RecentRequests
 from zlm.frontend.request import Request, check_json, safe_request_id
 from zlm.frontend.routes import Route, RouteTable, unknown_path
 from zlm.frontend.traces import Tracer
@@ -50,7 +54,14 @@ class Server:
     """The application behind every connection of this process."""
 
     def __init__(
-        self, open_requests: OpenRequests, metrics: FrontendMetrics, quotas: Quotas | None = None
+        self,
+        open_requests: OpenRequests,
+        metrics: FrontendMetrics,
+        quotas: Quotas | None = None,
+        recent: RecentRequests | None = None,
+        *,
+        runtime: Path | None = None,
+        ui: bool = True,
     ) -> None:
         # Process.
         self._open = open_requests
@@ -62,12 +73,21 @@ class Server:
         self.waiting: dict[HttpProtocol, None] = {}
         self.body_memory = BodyMemory()
         self.admin = Administration(
-            self.connections, open_requests.new_id, metrics.load, lambda: self._state
+            self.connections,
+            open_requests.new_id,
+            metrics.load,
+            lambda: self._state,
+            self.gate.num_keys,
+        )
+        self._recent = recent or RecentRequests(0)
+        self._page = Page()
+        self.dashboard = Dashboard(
+            metrics, self._recent, lambda: (self._state, self._reason), runtime
         )
         # From the launch; until then defaults stand in.
         self.limits = ServerLimits()
         self._launched = False
-        self._options = ServerOptions()
+        self._options = ServerOptions(ui=ui)
         self._use(self._options)
         # State.
         self._state = "loading"
@@ -85,6 +105,7 @@ class Server:
         self._metrics.configure(resolved)
         self.endpoints.configure(resolved)
         self.admin.configure(resolved)
+        self.dashboard.configure(resolved)
         self._use(resolved.config.server)
 
     def _use(self, options: ServerOptions) -> None:
@@ -93,6 +114,9 @@ class Server:
         self.gate.configure(options)
         self._origins = CrossOrigin(options.allowed_origins)
         routes = self.endpoints.routes(open_metrics=options.open_metrics) + self.admin.routes()
+        if options.ui:
+            routes += self._page.routes() + self.dashboard.routes()
+        self._working = {route.path for route in routes if route.works}
         self._routes = RouteTable(routes, options.root_path)
 
     def take(self, message: Any) -> None:
@@ -139,6 +163,7 @@ class Server:
     def drain(self, *, abort: bool) -> None:
         """Let no more requests in; with *abort* end the open ones."""
         self.closing = True
+        self.dashboard.close()
         if abort:
             self._open.fail_all(self.unavailable() or Overloaded("the server is shutting down"))
         for connection in list(self.connections):
@@ -213,6 +238,8 @@ class Server:
         self._metrics.finished(exchange)
         if self._options.log_requests:
             access_log.log(exchange)
+        if self._options.ui and exchange.route in self._working:
+            self._recent.note(exchange)
         if self._tracer is not None and exchange.route not in access_log.QUIET:
             self._tracer.record(exchange)
 

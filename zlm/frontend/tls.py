@@ -15,10 +15,15 @@ from typing import NoReturn
 import msgspec
 
 from zlm.config import ServerOptions
-from zlm.errors import ConfigError
+from zlm.errors import BadRequest, ConfigError
 
 ENVIRONMENT = "ZLM_TLS"  # of front ends: TlsFiles as JSON
 HANDSHAKE_SECONDS = 10.0  # for a client to get through it
+PLAIN_BODY = msgspec.json.encode(BadRequest("this port speaks HTTPS").body())
+PLAIN_ANSWER = (  # to HTTP where TLS is spoken
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+    b"connection: close\r\n\r\n%b" % (len(PLAIN_BODY), PLAIN_BODY)
+)
 SHUTDOWN_SECONDS = 2.0  # for a client to say goodbye
 _VERIFY = {
     "none": ssl.CERT_NONE,
@@ -58,9 +63,46 @@ def environment(options: ServerOptions) -> dict[str, str]:
     return {} if files is None else {ENVIRONMENT: msgspec.json.encode(files).decode()}
 
 
+class _Connection(ssl.SSLObject):
+    """One connection's TLS, which answers who speaks HTTP instead, rather than hang up on him."""
+
+    outgoing: ssl.MemoryBIO
+    _is_plain = False
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except ssl.SSLError as error:
+            if error.reason != "HTTP_REQUEST" or self._is_plain:
+                raise
+            self._is_plain = True
+            self.outgoing.write(PLAIN_ANSWER)
+            logger.warning("a client speaks HTTP to this port, which speaks HTTPS")
+            raise ssl.SSLWantReadError("a plain answer waits") from None
+
+
+class _Context(ssl.SSLContext):
+    """Makes connections of the kind above."""
+
+    sslobject_class = _Connection
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+        assert isinstance(made, _Connection)
+        made.outgoing = outgoing
+        return made
+
+
 def server_context(files: TlsFiles) -> ssl.SSLContext:
     """Return a context that shows the certificate; raises ConfigError, naming the flag."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = _Context(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
     context.set_alpn_protocols(["http/1.1"])

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from zlm import __version__
-from zlm.frontend.exchange import CLIENT_GONE, Exchange
+from zlm.frontend.exchange import Exchange
 
 EXPORT_SECONDS = 2.0  # that a collector may take; spans it does not take by then are dropped
 MOST_PENDING = 2048  # spans that wait to be sent; more are dropped
@@ -94,7 +94,7 @@ def attributes(exchange: Exchange, now: float) -> dict[str, Any]:
         facts["gen_ai.latency.time_to_first_token"] = record.first_token_at - exchange.received
         facts["gen_ai.latency.time_in_model_prefill"] = record.first_token_at - record.started_at
         facts["gen_ai.latency.time_in_model_decode"] = now - record.first_token_at
-    gone = "client gone" if exchange.status == CLIENT_GONE else ""
+    gone = "client gone" if exchange.client_gone else ""
     if error := exchange.fault or record.failure or record.rejection or gone:
         facts["error.type"] = error
     return facts

@@ -72,6 +72,11 @@ class Inbox:
         self._decoder = msgspec.msgpack.Decoder(accepts)
         self._error: MessageError | None = None  # raised once what came before it is delivered
 
+    @property
+    def descriptor(self) -> int:
+        """What becomes readable (edge-triggered) when messages have come, for an event loop."""
+        return int(self._socket.FD)
+
     def receive(self, timeout_ms: int | None = None) -> list[Any]:
         """Return every message that waits; if none does, wait up to *timeout_ms* (None: for ever).
 

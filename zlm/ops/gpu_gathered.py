@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zlm.ops.batch import GroupBatch, StepBatch
+from zlm.ops.kv_cache import FP8, raw
 from zlm.ops.scores import Scores
 
 TILE_QUERIES = 256  # queries of a call: bounds its mask, [queries, keys]
@@ -36,15 +37,26 @@ class GatheredPrefill:
     rows: list[GatheredRow]
     window: int
 
-    def run(self, q: Tensor, cache: Tensor, out: Tensor, scores: Scores) -> None:
+    def run(
+        self, q: Tensor, cache: Tensor, out: Tensor, scores: Scores, kv_scales: Tensor | None
+    ) -> None:
         for row in self.rows:
-            self._run_row(row, q, cache, out, scores)
+            self._run_row(row, q, cache, out, scores, kv_scales)
 
     def _run_row(
-        self, row: GatheredRow, q: Tensor, cache: Tensor, out: Tensor, scores: Scores
+        self,
+        row: GatheredRow,
+        q: Tensor,
+        cache: Tensor,
+        out: Tensor,
+        scores: Scores,
+        kv_scales: Tensor | None,
     ) -> None:
         group = q.shape[1] // cache.shape[1]
-        kv = cache.index_select(0, row.blocks).permute(2, 1, 0, 3, 4).flatten(2, 3)
+        stored = raw(cache).index_select(0, row.blocks).view(cache.dtype).to(q.dtype)
+        kv = stored.permute(2, 1, 0, 3, 4).flatten(2, 3)
+        if kv_scales is not None and cache.dtype == FP8:
+            kv = kv * kv_scales[:, :, None, None].to(q.dtype)
         keys, values = kv.repeat_interleave(group, 1)  # [Hq, S, D]
         position = torch.arange(row.context - row.length, row.context, device=q.device)
         key = torch.arange(keys.shape[1], device=q.device) + row.first_block * cache.shape[3]

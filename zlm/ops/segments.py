@@ -84,7 +84,7 @@ def _capped(
 class SegmentAttention:
     """See ``zlm.ops.backend.PagedAttention``: the same place in a layer, without a cache.
 
-    q_norm, k_norm: float32 [D] final weights, both or neither.
+    q_norm, k_norm: float32 [D] final weights, both or neither. kv_scales are of no use to it.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class SegmentAttention:
         sinks: Tensor | None = None,
         value_norm: bool = False,
         reads_only: bool = False,
+        kv_scales: Tensor | None = None,
     ) -> None:
         special = sinks is not None or value_norm or reads_only
         assert not special, "no model that sees both ways has these"

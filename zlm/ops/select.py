@@ -14,17 +14,18 @@ def select(
     device: torch.device,
     dtype: torch.dtype,
     *,
+    kv_dtype: torch.dtype | None = None,
     attention: str = "auto",
     deterministic: bool = False,
 ) -> Ops:
     """Return the operations for *device* that compute in *dtype*.
 
-    attention: ``--attention-backend``; auto is triton, or sdpa on cards before sm80. Raises
-    ConfigError, naming the flag, for what the device cannot. On a CPU there is one kind of
-    attention, and float32 results are deterministic as they are.
+    kv_dtype: of the cache; None: *dtype*. attention: ``--attention-backend``; auto is triton, or
+    sdpa on cards before sm80. Raises ConfigError, naming the flag, for what the device cannot. On a
+    CPU there is one kind of attention, and float32 results are deterministic as they are.
     """
     if device.type == "cpu":
-        return CpuOps(dtype)
+        return CpuOps(dtype, kv_dtype=kv_dtype)
     from zlm.ops.gpu import GpuOps  # needs Triton, which a CPU's installation may lack
 
     capability = torch.cuda.get_device_capability(device)
@@ -40,6 +41,7 @@ def select(
     return GpuOps(
         device,
         dtype,
+        kv_dtype=kv_dtype,
         attention=attention,
         deterministic=deterministic,
         pdl=capability >= DEPENDENT_LAUNCH,

@@ -1,4 +1,4 @@
-"""What Python lacks of Linux: prctl's death signal and process name, a process's memory."""
+"""What Python lacks of Linux: prctl's death signal and process name, memory and its want."""
 
 import ctypes
 import os
@@ -25,6 +25,15 @@ def kill_when_parent_ends() -> None:
 def set_process_name(name: str) -> None:
     """Set the name that ``ps`` and ``top`` show for this process; cut to 15 bytes."""
     _prctl(PR_SET_NAME, name.encode()[:NAME_BYTES])
+
+
+def oom_kills() -> int:
+    """Return how many processes the kernel has killed for want of memory; 0 if it does not say."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def memory_bytes(pid: int) -> int:

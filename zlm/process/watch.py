@@ -17,7 +17,7 @@ Time is counted in looks: between two looks at most LOOK_SECONDS are held agains
 the whole machine was paused, or this onlooker was, nobody else is blamed for it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from zlm.process.heartbeat import Beat
@@ -101,6 +101,25 @@ class Watch:
             elif seen.stuck_for > patience and not (role == "engine" and engine_waits):
                 found.append(Stall(role, index, seen.stuck_for, False))
         return sorted(found, key=lambda stall: (not stall.is_stopped, -stall.seconds))
+
+
+class Silence:
+    """How long each of those who load has given no news that it gets on, counted in looks."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Name, tuple[int, float]] = {}  # news so far, seconds since the last
+        self._looked_at: float | None = None
+
+    def look(self, news: Mapping[Name, int], now: float) -> dict[Name, float]:
+        """Take in how much news each has given by *now*; return the seconds of its silence."""
+        passed = 0.0 if self._looked_at is None else min(now - self._looked_at, LOOK_SECONDS)
+        self._looked_at = now
+        seen = {}
+        for name, count in news.items():
+            before, seconds = self._seen.get(name, (-1, 0.0))
+            seen[name] = count, seconds + passed if count == before else 0.0
+        self._seen = seen
+        return {name: seconds for name, (_, seconds) in seen.items()}
 
 
 def _is_stuck(before: Beat, now: Beat) -> bool:

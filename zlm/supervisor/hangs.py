@@ -1,8 +1,9 @@
 """Finds who is stuck: looks at the heartbeats every second, and has what hangs replaced.
 
 Before a stuck process is killed, every process writes where each of its threads stands to the log,
-for whoever wants to know why. While nobody is stuck, the service manager's watchdog is fed: it acts
-if this process itself hangs.
+for whoever wants to know why. A process that loads may run and yet wait for what never comes: a
+start must give news of its progress within each --startup-timeout. While nobody is stuck, the
+service manager's watchdog is fed: it acts if this process itself hangs.
 """
 
 import asyncio
@@ -11,12 +12,13 @@ import logging
 import signal
 import time
 
+from zlm.config import ServerOptions
 from zlm.process.heartbeat import Beat, HeartbeatReader
-from zlm.process.watch import Stall, Watch
+from zlm.process.watch import Silence, Stall, Watch
 from zlm.supervisor.keeper import Keeper
 from zlm.supervisor.notify import Notifier
 from zlm.supervisor.tree import Tree
-from zlm.supervisor.units import Name, State, Unit
+from zlm.supervisor.units import Name, State
 
 LOOK_SECONDS = 1.0
 LOADING_PATIENCE = 6  # times the limit; loading a big library from a slow disk runs nothing else
@@ -28,25 +30,30 @@ logger = logging.getLogger(__name__)
 class HangWatch:
     """The supervisor's onlooker. ``run`` it as a task."""
 
-    def __init__(self, tree: Tree, keeper: Keeper, notifier: Notifier, hang_seconds: float) -> None:
+    def __init__(
+        self, tree: Tree, keeper: Keeper, notifier: Notifier, options: ServerOptions
+    ) -> None:
         self._tree = tree
         self._keeper = keeper
         self._notifier = notifier
-        self._hang_seconds = hang_seconds
+        self._hang_seconds = options.hang_timeout_seconds
+        self._startup_seconds = options.startup_timeout_seconds
         self._reader = HeartbeatReader(tree.group.runtime)
         self._watch = Watch()
+        self._silence = Silence()
 
     async def run(self) -> None:
         """Look, for ever."""
         period = min(LOOK_SECONDS, (self._notifier.watchdog_seconds or 60.0) / 3)
         while True:
             await asyncio.sleep(period)
-            self._watch.look(self._beats(), time.monotonic())
-            stuck = self._find()
+            now = time.monotonic()
+            self._watch.look(self._beats(), now)
+            stuck = self._find() or self._find_silent(now)
             if stuck is None:
                 self._notifier.watchdog()
-            else:
-                await self._condemn(*stuck)
+            elif not self._tree.is_ending:
+                await self._condemn(stuck)
 
     def _beats(self) -> list[Beat]:
         """Return all records, with one that never changes for a process that has none yet."""
@@ -56,8 +63,8 @@ class HangWatch:
         silent = [Beat(role, index, group.pid(role, index), 0, 0, False) for role, index in new]
         return beats + silent
 
-    def _find(self) -> tuple[Unit, Stall] | None:
-        """Return a unit that is stuck, with its worst process; None if all get on."""
+    def _find(self) -> Stall | None:
+        """Return the process that is stuck worst; None if all get on."""
         for unit in self._keeper.units:
             if unit.state is State.DOWN:
                 continue
@@ -66,13 +73,24 @@ class HangWatch:
                 seconds *= LOADING_PATIENCE
             for stall in self._watch.stalls(seconds, unit.names):
                 if unit.state is State.UP or stall.is_stopped:
-                    return unit, stall
+                    return stall
         return None
 
-    async def _condemn(self, unit: Unit, stall: Stall) -> None:
+    def _find_silent(self, now: float) -> Stall | None:
+        """Return a process that has not said for too long how far its loading is."""
+        for (role, index), seconds in self._silence.look(self._keeper.news(), now).items():
+            if seconds > self._startup_seconds:
+                return Stall(role, index, seconds, False)
+        return None
+
+    async def _condemn(self, stall: Stall) -> None:
         logger.error("%s: it hangs; the stacks of all processes follow", stall.describe())
-        incarnation = unit.incarnation
         name = stall.role, stall.index
+        if stall.role == "supervisor":
+            await self._write_stacks(name)
+            self._tree.fail(f"reading the model has made no progress for {stall.seconds:.0f} s")
+            return
+        incarnation = self._keeper.incarnation(*name)
         await self._write_stacks(name)
         _, _, reason = stall.describe().split(" ", 2)
         self._keeper.lost(name, incarnation, reason)

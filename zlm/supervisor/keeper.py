@@ -4,7 +4,7 @@ What dies is replaced by a successor, a new *incarnation*, with an inbox of its 
 was on its way to or from the dead one can be taken for the new one's. Who knew the dead one is told
 PeerLost, and answers what was open with it:
 
-    engine core or worker    both are killed. Tokenizers end the requests that the engine had with
+    engine core or worker    all are killed; tokenizers end the requests that the engine had with
                              an error; front ends answer 503 until a token has come round again
     tokenizer                front ends end its requests with an error and use the others; the
                              engine core drops its sequences, and announces itself to the successor
@@ -34,6 +34,7 @@ from zlm.supervisor.units import Backoff, Name, State, Unit
 PROBE_SECONDS = 120.0  # for the first token to come round
 KILL_SECONDS = 20.0  # for a killed process to be gone; a GPU driver may take its time
 REAP_SECONDS = 0.05  # between two looks whether it is
+NO_UI = "ZLM_NO_UI"  # environment of front ends: set if they serve no page at /
 RETRY_SECONDS = (1, 120)  # least and most that clients are told to wait
 
 logger = logging.getLogger(__name__)
@@ -42,14 +43,21 @@ logger = logging.getLogger(__name__)
 class Keeper:
     """All units of one server, and what they are told of one another."""
 
-    def __init__(self, tree: Tree, options: ServerOptions, listener: Listener) -> None:
-        """Call within a running event loop; *listener* is where front ends get sockets from."""
+    def __init__(
+        self, tree: Tree, options: ServerOptions, listener: Listener, workers: int = 1
+    ) -> None:
+        """Call within a running event loop; *listener* is where front ends get sockets from.
+
+        *workers*: how many of them have the model together.
+        """
         self._tree = tree
         self._group = tree.group
         self._listener = listener
         self._loop = asyncio.get_running_loop()
+        self._ui: dict[str, str] = {} if options.ui else {NO_UI: "1"}
         most = options.max_restarts
-        self._engine = Unit((("engine", 0), ("worker", 0)), Backoff(most))
+        names = [("worker", index) for index in range(workers)]
+        self._engine = Unit((("engine", 0), *names), Backoff(most))
         tokenizers, frontends = options.tokenizer_pool_size or 1, options.api_server_count or 1
         self._tokenizers = [Unit((("tokenizer", i),), Backoff(most)) for i in range(tokenizers)]
         self._frontends = [Unit((("frontend", i),), Backoff(most)) for i in range(frontends)]
@@ -75,7 +83,20 @@ class Keeper:
     def launch(self, resolved: Resolved) -> None:
         """Tell every process what to run."""
         self._resolved = resolved
+        for unit in self.units:
+            unit.num_news += 1
         self._group.broadcast(Launch(resolved, probe=True))
+
+    def news(self) -> dict[Name, int]:
+        """Return how much news those have given whose loading the server waits for, by the process
+        that is to give the next. Whoever loads after the engine is waited for once that is up.
+        """
+        if self._resolved is None:
+            return {("supervisor", 0): self._tree.num_news}
+        loading = [unit for unit in self.units if unit.state is State.LOADING]
+        if self._engine in loading:
+            loading = [self._engine]
+        return {unit.awaited: unit.num_news for unit in loading}
 
     def incarnation(self, role: str, index: int) -> int:
         """Return which incarnation of a process is the present one."""
@@ -86,6 +107,7 @@ class Keeper:
         name = message.role, message.index
         unit = self._unit_of[name]
         unit.ready.add(name)
+        unit.num_news += 1
         if message.role == "tokenizer":
             self._engine_of[message.index] = message.engine
         if unit.state is State.LOADING and unit.ready.issuperset(unit.names):
@@ -109,8 +131,10 @@ class Keeper:
         elif not self._probing:
             self._serve()
 
-    def tell_progress(self, role: str, text: str) -> None:
-        """Let clients know how far the first loading is."""
+    def tell_progress(self, role: str, index: int, text: str) -> None:
+        """Take in that a start gets on; let clients know how far the first one is."""
+        if role != "supervisor":
+            self._unit_of[role, index].num_news += 1
         if not self._tree.has_served:
             reason = f"the model is being loaded ({role}: {text})"
             self._tell_state(ServerState("loading", reason))
@@ -251,6 +275,7 @@ class Keeper:
         else:
             unit.incarnation += 1
             unit.state = State.LOADING
+            unit.num_news += 1
             unit.ready.clear()
             self._start_successor(unit)
 
@@ -292,12 +317,12 @@ class Keeper:
             logger.info("%s %d is back, %.2f s after the loss", unit.role, unit.index, seconds)
 
     def _spawn(self, unit: Unit) -> None:
-        for role, index in reversed(unit.names):  # the worker, which loads longest, before its core
+        for role, index in reversed(unit.names):  # workers, which load longest, before their core
             fds: tuple[int, ...] = ()
             environment: dict[str, str] = {}
             if role == "frontend":
                 fds = self._listener.filenos(index)
-                environment = self._listener.environment(index)
+                environment = self._listener.environment(index) | self._ui
             self._group.spawn(
                 role, index, incarnation=unit.incarnation, pass_fds=fds, env=environment
             )

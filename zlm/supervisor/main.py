@@ -27,6 +27,7 @@ import zmq
 
 from zlm.config import Config, Resolved
 from zlm.errors import ConfigError, ZlmError
+from zlm.process import notes
 from zlm.process.launch import ProcessGroup, module_command
 from zlm.process.linux import memory_bytes
 from zlm.process.logs import escape
@@ -74,7 +75,7 @@ def serve(
 
 def _settled(config: Config) -> Config:
     """Return *config* with what must be known before anything is spawned: device and counts."""
-    device = find_device(config.parallel.device)
+    device = find_device(config.parallel.device, config.parallel.num_workers)
     parallel = msgspec.structs.replace(config.parallel, device=device)
     config = msgspec.structs.replace(config, parallel=parallel)
     return with_process_counts(config, device, len(os.sched_getaffinity(0)))
@@ -127,8 +128,9 @@ class Supervisor:
         group = ProcessGroup(runtime, context, command=self._command)
         tree = Tree(group, context, self._notifier.status)
         server = self._config.server
-        keeper = tree.keeper = Keeper(tree, server, listener)
-        hangs = HangWatch(tree, keeper, self._notifier, server.hang_timeout_seconds)
+        workers = self._config.parallel.num_workers
+        keeper = tree.keeper = Keeper(tree, server, listener, workers)
+        hangs = HangWatch(tree, keeper, self._notifier, server)
         watching = asyncio.create_task(hangs.run())
         watching.add_done_callback(tree.note_end)
         try:
@@ -172,6 +174,7 @@ class Supervisor:
         logger.info("ready in %.2f s", now - self._started)
         for line in table.lines(now):
             logger.info("%s", line)
+        notes.write(tree.group.runtime, notes.START, table.facts(now))
         logger.info("serving %s on %s", ", ".join(self._resolved.served_names), listener.url)
         if listener.is_public and not self._config.server.asks_for_keys:
             logger.warning("anyone who reaches this machine may use the server: no --api-key")

@@ -9,8 +9,9 @@ the next message, so that a service manager which is busy or restarts itself sti
 the failure is logged once. The manager's troubles are not the clients'.
 
 A start may take long, with a download or kernels to compile, and yet a hung one must not last for
-ever. So the unit's TimeoutStartSec is how long a start may go without progress: every status and
-every ``watchdog`` before ``ready`` gives it EXTEND_SECONDS from then.
+ever. Whether it gets on is for ``hangs`` to judge (--startup-timeout); while that finds nobody
+stuck, each status and each ``watchdog`` before ``ready`` gives the start EXTEND_SECONDS from then.
+So the unit's TimeoutStartSec is for a supervisor that hangs itself.
 """
 
 import logging

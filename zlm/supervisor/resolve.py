@@ -8,8 +8,11 @@ imported in that thread too: a server's processes start before its supervisor ha
 import logging
 from collections.abc import Callable
 
-from zlm.config import Config, Resolved, resolve
+from zlm.config import AUTO_LENGTHS, Config, Resolved, resolve
+from zlm.errors import ConfigError
 from zlm.supervisor.device import find_device
+from zlm.supervisor.fit import fitted
+from zlm.worker import memory_plan
 
 logger = logging.getLogger(__name__)
 
@@ -20,10 +23,12 @@ def resolve_config(config: Config, report: Callable[[str], None] | None = None) 
     *report* is told in words how far a download is; it is called in this thread or another.
     Raises ConfigError or ModelError, in words for the user.
     """
+    from zlm.models import shares
     from zlm.models.config import load_spec
     from zlm.weights.resolve import resolve_model, resolve_tokenizer
 
-    device = find_device(config.parallel.device)
+    parallel = config.parallel
+    device = find_device(parallel.device, parallel.num_workers)
     for line in idle_flags(config, device):
         logger.info("%s", line)
     options = config.model
@@ -33,9 +38,38 @@ def resolve_config(config: Config, report: Callable[[str], None] | None = None) 
     if options.tokenizer is not None:
         tokenizer_path = resolve_tokenizer(options.tokenizer, **where)
     spec = load_spec(model_path, generation_config=options.generation_config)
-    return resolve(
-        config, spec, model_path=model_path, tokenizer_path=tokenizer_path, device=device
-    )
+    shares.check(spec, parallel.tensor_parallel_size)
+    shares.check_stages(spec, parallel.pipeline_parallel_size)
+    paths = {"model_path": model_path, "tokenizer_path": tokenizer_path}
+    resolved = resolve(config, spec, device=device, **paths)
+    if options.max_model_len in AUTO_LENGTHS and resolved.kv_groups:
+        resolved = resolve(fitted(resolved), spec, device=device, **paths)
+    check_cache(resolved)
+    return resolved
+
+
+def check_cache(resolved: Resolved) -> None:
+    """Raise ConfigError if --kv-cache-memory-bytes surely holds no sequence of full length.
+
+    The worker knows for certain, but only once it has loaded the weights.
+    """
+    cache, wanted = resolved.config.cache, memory_plan.demand(resolved)
+    given = cache.kv_cache_memory_bytes
+    if given is None or cache.num_blocks_override is not None:
+        return
+    element = 1 if cache.kv_cache_dtype.startswith("fp8") else 2  # bytes, or more
+    least = 0
+    for group in resolved.kv_groups:
+        token = 2 * group.num_kv_heads * group.head_dim * element * len(group.layers)
+        facts = memory_plan.GroupFacts(group.window_tokens, token * cache.block_size_tokens)
+        least += (memory_plan.blocks_of_sequence(facts, wanted) + 1) * facts.block_bytes
+    least //= resolved.config.parallel.num_workers
+    if given < least:
+        raise ConfigError(
+            f"--kv-cache-memory-bytes {given} is less than what one sequence of --max-model-len "
+            f"{resolved.max_model_len} tokens needs, at least {least}: raise it, or lower "
+            "--max-model-len"
+        )
 
 
 def idle_flags(config: Config, device: str) -> list[str]:

@@ -5,6 +5,7 @@ Progress; the time before the first is its own start (imports), the last ends wh
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 MIB = 2**20
 STARTING = "starting"
@@ -31,12 +32,31 @@ class StartupTable:
         self._processes: dict[str, _Process] = {}
 
     def phase(self, process: str, text: str, now: float, memory: int) -> None:
-        """Note that *process*, of *memory* bytes, begins the phase *text*."""
-        self._of(process).enter(text, now, memory)
+        """Note that *process*, of *memory* bytes, begins the phase *text*.
+
+        What follows a colon says how far the phase is, and begins none.
+        """
+        name, entry = text.partition(":")[0], self._of(process)
+        if name != entry.phase:
+            entry.enter(name, now, memory)
 
     def ready(self, process: str, now: float, memory: int) -> None:
         """Note that *process*, of *memory* bytes, has ended its last phase."""
         self._of(process).enter("", now, memory)
+
+    def facts(self, now: float) -> dict[str, Any]:
+        """Return what the table tells of a server that is ready *now*, as values.
+
+        A phase is its process, its name, when it began and ended in seconds after the start, and
+        the bytes that the process then had.
+        """
+        began = self._began
+        phases = [
+            (name, phase, round(start - began, 3), round(end - began, 3), memory)
+            for name, process in self._processes.items()
+            for phase, start, end, memory in process.done
+        ]
+        return {"seconds": round(now - began, 3), "phases": phases}
 
     def lines(self, now: float) -> list[str]:
         """Return the table, for a server that is ready *now*."""

@@ -22,6 +22,7 @@ import zmq
 from zlm.ipc.sockets import AsyncInbox, address
 from zlm.messages import (
     OWNER_SHIFT,
+    WAITING,
     Administer,
     Administered,
     Drained,
@@ -33,7 +34,7 @@ from zlm.messages import (
     ToSupervisor,
 )
 from zlm.process.launch import Death, ProcessGroup
-from zlm.process.linux import memory_bytes
+from zlm.process.linux import memory_bytes, oom_kills
 from zlm.supervisor.startup_table import StartupTable
 from zlm.supervisor.units import Name
 
@@ -55,8 +56,8 @@ class Watcher(Protocol):
     def take_probed(self, message: Probed) -> None:
         """Take in that a token has come round, or why not."""
 
-    def tell_progress(self, role: str, text: str) -> None:
-        """Let clients know how far the loading is."""
+    def tell_progress(self, role: str, index: int, text: str) -> None:
+        """Take in how far the loading is."""
 
     def lost(self, name: Name, incarnation: int, reason: str) -> bool:
         """Take in that a process is dead or about to die; return whether that is news."""
@@ -83,7 +84,9 @@ class Tree:
         self.drained: set[int] = set()  # front ends that said Drained
         self.fault: str | None = None  # the first thing that went wrong
         self.num_signals = 0  # requests to end
+        self.num_news = 0  # of how far the supervisor's own part of the start is
         self.is_stopping = False  # deaths are expected from now on
+        self._oom_kills = oom_kills()  # of the whole machine
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
@@ -130,10 +133,11 @@ class Tree:
 
     def note_progress(self, text: str) -> None:
         """Say how far the supervisor's own part of the start is."""
+        self.num_news += 1
         logger.info("%s", text)
         self._on_progress(text)
         if self.keeper is not None:
-            self.keeper.tell_progress("supervisor", text)
+            self.keeper.tell_progress("supervisor", 0, text)
 
     def fail(self, text: str) -> None:
         """Note that something went wrong; the first fault is the one that is told."""
@@ -173,10 +177,12 @@ class Tree:
                 logger.info("%s %d is ready%s", role, index, detail)
                 keeper.take_ready(message)
             case Progress(role, index, text, sender) if self._is_present(role, index, sender):
-                logger.info("%s %d: %s", role, index, text)
                 self._note_phase(role, index, text)
+                if text.startswith(WAITING):  # not what a start takes its time for
+                    return
+                logger.info("%s %d: %s", role, index, text)
                 self._on_progress(f"{role}: {text}")
-                keeper.tell_progress(role, text)
+                keeper.tell_progress(role, index, text)
             case Fatal(role, index, text, sender):
                 how = "died" if (role, index) in self.ready else "could not start"
                 keeper.lost((role, index), sender, f"{how}: {text}")
@@ -239,8 +245,12 @@ class Tree:
             return
         reason = f"died: {death.describe()}"
         is_news = self.keeper.lost((death.role, death.index), incarnation, reason)
-        if is_news and death.status == -signal.SIGKILL:
-            logger.warning("when memory runs out the kernel kills with SIGKILL: see dmesg")
+        if is_news and death.status == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            self._oom_kills = oom_kills()
+            logger.warning(
+                "the kernel has killed for want of memory: lower --kv-cache-memory-bytes or "
+                "--max-num-seqs, or see with dmesg what else takes it"
+            )
 
     def _count_signal(self, number: int) -> None:
         self.num_signals += 1

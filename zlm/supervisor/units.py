@@ -56,12 +56,19 @@ class Unit:
     state: State = State.LOADING
     incarnation: int = 0
     ready: set[Name] = field(default_factory=set)
+    num_news: int = 0  # signs that its start gets on
     lost_at: float = 0.0  # time.monotonic() seconds
 
     @property
     def role(self) -> str:
         """The role of its first process, which stands for all."""
         return self.names[0][0]
+
+    @property
+    def awaited(self) -> Name:
+        """The process that its start waits for: of those not ready the one that loads longest."""
+        waiting = (name for name in reversed(self.names) if name not in self.ready)
+        return next(waiting, self.names[0])
 
     @property
     def index(self) -> int:

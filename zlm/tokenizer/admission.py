@@ -51,7 +51,8 @@ class Admission:
         params = message.params
         params.check(self._resolved.config.server.limits.sampling)
         if params.max_tokens == 0 and not message.echo and params.prompt_logprobs is None:
-            raise BadRequest("max_tokens must be at least 1 without echo", param="max_tokens")
+            field = message.max_tokens_field
+            raise BadRequest(f"{field} must be at least 1 without echo", param=field)
         if params.stop_strings() and not params.detokenize:
             raise BadRequest("stop needs detokenize to be true", param="stop")
         without_text = self._resolved.config.model.skip_tokenizer_init
@@ -157,6 +158,7 @@ class Admission:
             default=None if message.chat is None else resolved.spec.generation.max_new_tokens,
             clamp=resolved.config.server.clamp_max_tokens,
             param=_field(message),
+            max_field=message.max_tokens_field,
         )
 
     def _seed(self, params: SamplingParams) -> int:

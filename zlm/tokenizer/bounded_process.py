@@ -72,7 +72,10 @@ class BoundedProcess:
         assert self._child.stdin is not None and self._child.stdout is not None
         if self._first is not None:
             _write(self._child.stdin, self._first())
-        _read_until(self._child.stdout.fileno(), time.monotonic() + START_SECONDS)
+        try:
+            _read_until(self._child.stdout.fileno(), time.monotonic() + START_SECONDS)
+        except EOFError:  # not of what it was asked: it has not been asked yet
+            raise OSError("it ended before it was ready, see what it wrote") from None
 
 
 class ChildSide:

@@ -90,11 +90,13 @@ class GrammarFrames:
         *,
         opened: bool,
         forced: bool,
+        heads: tuple[str, str] | None = None,
     ) -> Grammar:
         """Return the grammar of any text in which what stands between *marks* is of *calls*.
 
         That is one of the list that *calls* is as JSON, or the list itself. *forced*: there is no
-        text but such calls, as many as the list may have.
+        text but such calls, as many as the list may have. *heads*: a call may be its name, an id
+        behind the first of them, or none, and its arguments behind the second, as well.
         """
         whole: dict[str, Any] = json.loads(calls.text)
         opening, closing = marks
@@ -103,8 +105,9 @@ class GrammarFrames:
         end = f"SPACE {self._spelled(closing)}" if closing else ""
         rules = [
             *frame.replace("@answer", "answer").split("\n"),
-            f"called: SPACE call {end}",
+            f"called: SPACE (call{' | named' if heads else ''}) {end}",
             f"call: {_json({'anyOf': [whole['items'], several]}, whole)}",
+            *(self._named(whole, *heads) if heads else ()),
         ]
         if forced:
             one, more = f"{self._spelled(opening)} called", whole["maxItems"] - 1
@@ -132,6 +135,17 @@ class GrammarFrames:
         call = f'{self._spelled(opening)} SPACE {head} @answer "}}" {end}'
         rules = [frame.replace("@answer", call), *([_SPACE] if reasoning is None else ())]
         return "\n".join(rules)
+
+    def _named(self, whole: dict[str, Any], before_id: str, before_arguments: str) -> list[str]:
+        """Return the rules of a call of the list *whole* as its name and its arguments."""
+        number = f"({self._spelled(before_id)} /[A-Za-z0-9]{{1,40}}/)?"
+        head = f"{number} {self._spelled(before_arguments)} SPACE"
+        each, rules = [], []
+        for i, item in enumerate(whole["items"]["anyOf"]):
+            properties = item["properties"]
+            each.append(f"{json.dumps(properties['name']['const'])} {head} arguments{i}")
+            rules.append(f"arguments{i}: {_json(properties['arguments'], whole)}")
+        return [f"named: {' | '.join(each)}", *rules]
 
     def _harmony(
         self, last: list[str], rules: list[str] | None = None, *, says: bool = False

@@ -16,12 +16,14 @@ def output_tokens(
     default: int | None = None,
     clamp: bool = False,
     param: str = "prompt",
+    max_field: str = "max_tokens",
 ) -> int:
     """Return how many tokens may be generated after a prompt of *num_prompt_tokens*.
 
     *max_tokens* None means as many as there is room for, at most *default*. With *clamp* a larger
     *max_tokens* than the room is lowered to it. Raises BadRequest for an empty prompt, TooLong,
-    with both numbers, for what does not fit; *param* names the field of the prompt.
+    with both numbers, for what does not fit; *param* and *max_field* name the
+    fields of the prompt and of *max_tokens*.
     """
     if num_prompt_tokens == 0:
         raise BadRequest(f"{param} must not be empty: it has no tokens", param=param)
@@ -32,9 +34,9 @@ def output_tokens(
     room = max_model_len - num_prompt_tokens
     if max_tokens is not None and max_tokens > room and not clamp:
         raise TooLong(
-            f"{param} has {num_prompt_tokens} tokens and max_tokens is {max_tokens}, together "
+            f"{param} has {num_prompt_tokens} tokens and {max_field} is {max_tokens}, together "
             f"{num_prompt_tokens + max_tokens}; {context_length(max_model_len)}",
-            param="max_tokens",
+            param=max_field,
         )
     wanted = room if max_tokens is None else min(max_tokens, room)
     if max_tokens is None and default is not None:

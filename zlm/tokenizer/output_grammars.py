@@ -56,8 +56,10 @@ def whole_grammar(
         frame = frames.harmony(function=function, calls=choice == "auto")
         return msgspec.structs.replace(grammar, frame=frame)
     marks = None if tools is None else tools.marks
-    if marks is not None and (forced or strict):
-        return frames.calls_in_text(grammar, marks, reasoning, opened=opened, forced=forced)
+    if tools is not None and marks is not None and (forced or strict):
+        return frames.calls_in_text(
+            grammar, marks, reasoning, opened=opened, forced=forced, heads=tools.heads
+        )
     if strict:
         return None
     if marks is not None and function is not None:

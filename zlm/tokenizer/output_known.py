@@ -42,6 +42,7 @@ class ToolFormat(NamedTuple):
     openings: tuple[str, ...] = ()
     ends_thoughts: tuple[str, ...] = ()
     marks: tuple[str, str] | None = None  # around calls that are JSON: name and arguments
+    heads: tuple[str, str] | None = None  # behind a call's name: before its id, before arguments
     nine_letter_ids: bool = False  # the template takes no other ids of calls
     channels: bool = False  # calls and thoughts are told by the same texts: harmony
 
@@ -73,6 +74,8 @@ TOOL_FORMATS = {
         mistral,
         ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
         ("[TOOL_CALLS]",),
+        marks=("[TOOL_CALLS]", ""),
+        heads=("[CALL_ID]", "[ARGS]"),
         nine_letter_ids=True,
     ),
     "llama3_json": ToolFormat(llama3, ("<|python_tag|>",)),

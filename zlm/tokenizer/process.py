@@ -16,6 +16,7 @@ import uvloop
 
 from zlm.messages import (
     OWNER_SHIFT,
+    WAITING,
     Detokenize,
     EngineReady,
     Generate,
@@ -80,6 +81,8 @@ class TokenizerProcess:
         )
         core.lose_engine("it is not ready yet")
         garbage.settle()
+        if not any(isinstance(waiting, EngineReady) for waiting in self._early):
+            child.say_progress(f"{WAITING}the engine core")
         early, self._early = self._early, []
         for waiting in early:
             self._work(core, peers, waiting)

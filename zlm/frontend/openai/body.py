@@ -16,6 +16,16 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_DEPTH = 100  # of JSON values that are passed on as they are
 
+_TYPES = {
+    "array": "a list",
+    "object": "an object",
+    "str": "a string",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "null": "null",
+}
+_EXPECTED = re.compile(r"Expected `([a-z| ]+)`(?:, got `([a-z]+)`)?", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _PATH = re.compile(r"^(.*) - at `\$\.?(.*)`$", re.DOTALL)
 
@@ -50,10 +60,9 @@ class BodyDecoder(Generic[T]):
         unknown = _UNKNOWN.fullmatch(message)
         if unknown is not None:
             return self._unknown_field(unknown.group(1))
-        located = _PATH.fullmatch(message)
-        if located is None:
-            return BadRequest(f"the body must be a JSON object: {clip(message)}")
-        problem, path = located.groups()
+        path, problem = located(message)
+        if not path:
+            return BadRequest(f"the body must be a JSON object: {clip(problem)}")
         field = re.split(r"[.\[]", path, maxsplit=1)[0]
         return BadRequest(f"{clip(path)}: {clip(problem)}", param=clip(field) or None)
 
@@ -64,6 +73,22 @@ class BodyDecoder(Generic[T]):
         elif near := difflib.get_close_matches(name[:64], self._fields, n=1):
             message += f", did you mean {near[0]!r}?"
         return BadRequest(message, param=clip(name), code="unknown_field")
+
+
+def located(message: str) -> tuple[str, str]:
+    """Return where msgspec's complaint is (empty: the value itself) and what it says, in words."""
+    found = _PATH.fullmatch(message)
+    return ("", _in_words(message)) if found is None else (found[2], _in_words(found[1]))
+
+
+def _in_words(problem: str) -> str:
+    """Return a complaint about a type without msgspec's notation, any other as it is."""
+    match = _EXPECTED.fullmatch(problem)
+    if match is None:
+        return problem
+    wanted = [_TYPES.get(name, name) for name in match[1].split(" | ") if name != "null"]
+    got = f", got {_TYPES.get(match[2], match[2])}" if match[2] else ""
+    return f"expected {' or '.join(wanted or ['null'])}{got}"
 
 
 def check_depth(value: Any, param: str, limit: int = MAX_DEPTH) -> None:

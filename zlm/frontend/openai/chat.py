@@ -7,9 +7,10 @@ from zlm.errors import BadRequest, clip
 from zlm.frontend.openai import fields, logprobs
 from zlm.frontend.openai.answer import AnswerHead
 from zlm.frontend.openai.body import BodyDecoder, check_depth
-from zlm.frontend.openai.messages import conversation
+from zlm.frontend.openai.messages import conversation, strict_keys
 from zlm.frontend.openai.tools import tool_request
 from zlm.messages import ChatPrompt, Delta, Generate, ToolCallDelta
+from zlm.sampling_params import SamplingLimits, SamplingParams
 
 KIND = "chat.completion"
 CHUNK_KIND = "chat.completion.chunk"
@@ -89,13 +90,10 @@ def generate(
         request_id=request_id,
         arrival=arrival,
         prompts=[],
-        chat=chat_prompt(request, request.reasoning_effort, tools.tools),
-        params=fields.sampling_params(
-            request,
-            limits,
-            max_tokens=max_tokens,
-            logprobs=_num_logprobs(request, limits.max_logprobs),
+        chat=chat_prompt(
+            request, request.reasoning_effort, tools.tools, strict=is_strict(resolved)
         ),
+        params=_sampling_params(request, limits, max_tokens, name),
         stream=request.wants_stream(),
         echo=bool(request.echo),
         return_token_ids=bool(request.return_token_ids),
@@ -105,19 +103,43 @@ def generate(
         drop_reasoning=request.include_reasoning is False,
         tools=tools.options,
         grammar=tools.grammar,
+        max_tokens_field=name,
     )
+
+
+def _sampling_params(
+    request: ChatRequest, limits: SamplingLimits, max_tokens: int | None, name: str
+) -> SamplingParams:
+    """Return the checked parameters; *name* is what errors call *max_tokens*."""
+    logprobs = _num_logprobs(request, limits.max_logprobs)
+    try:
+        return fields.sampling_params(request, limits, max_tokens=max_tokens, logprobs=logprobs)
+    except BadRequest as error:
+        if name != "max_tokens" and "max_tokens" in error.message:
+            param = name if error.param == "max_tokens" else error.param
+            raise BadRequest(error.message.replace("max_tokens", name), param=param) from None
+        raise
+
+
+def is_strict(resolved: Resolved) -> bool:
+    """Return whether keys and roles of messages that no template reads are refused."""
+    return resolved.config.server.unknown_fields != "ignore"
 
 
 def chat_prompt(
     request: TemplateFields,
     reasoning_effort: str | None = None,
     tools: list[dict[str, Any]] | None = None,
+    *,
+    strict: bool,
 ) -> ChatPrompt:
-    """Return the conversation and how it is to be rendered."""
+    """Return the conversation and how it is to be rendered; *strict*: see ``is_strict``."""
     continues = bool(request.continue_final_message)
     if continues and request.add_generation_prompt:
         message = "continue_final_message and add_generation_prompt exclude each other"
         raise BadRequest(message, param="continue_final_message")
+    if strict:
+        strict_keys(request.messages or [])
     messages = conversation(request.messages)
     kwargs = request.chat_template_kwargs
     check_depth(kwargs, "chat_template_kwargs")

@@ -11,7 +11,7 @@ from zlm.errors import BadRequest, clip
 from zlm.frontend.openai import fields
 from zlm.frontend.openai.answer import AnswerHead
 from zlm.frontend.openai.body import BodyDecoder
-from zlm.frontend.openai.chat import TemplateFields, chat_prompt
+from zlm.frontend.openai.chat import TemplateFields, chat_prompt, is_strict
 from zlm.messages import ChatPrompt, Pool, Pooled
 from zlm.pooling_params import PoolingParams
 
@@ -124,11 +124,11 @@ def pool(
         params=params,
         add_special_tokens=request.add_special_tokens is not False,
         priority=priority(request),
-        chat=None if request.messages is None else _conversation(request),
+        chat=None if request.messages is None else _conversation(request, resolved),
     )
 
 
-def _conversation(request: InputFields) -> ChatPrompt:
+def _conversation(request: InputFields, resolved: Resolved) -> ChatPrompt:
     """Return the conversation of *request*; no turn is begun after it unless that is asked for."""
     template = TemplateFields(
         messages=request.messages,
@@ -138,7 +138,7 @@ def _conversation(request: InputFields) -> ChatPrompt:
         chat_template=request.chat_template,
         chat_template_kwargs=request.chat_template_kwargs,
     )
-    return chat_prompt(template)
+    return chat_prompt(template, strict=is_strict(resolved))
 
 
 def _check_format(request: EmbeddingRequest) -> None:

@@ -1,6 +1,6 @@
 """The schemas of request fields whose types say only that they are JSON. Pure data."""
 
-from zlm.frontend.openai import fields, tools
+from zlm.frontend.openai import fields, messages, tools
 from zlm.frontend.openai.operation import Json
 from zlm.sampling_params import StructuredOutputsParams
 
@@ -16,11 +16,29 @@ STREAM_OPTIONS: Json = {
         {"type": "null"},
     ]
 }
+_CALL: Json = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"enum": ["function"]},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["function"],
+}
 MESSAGES: Json = {
     "items": {
         "type": "object",
         "properties": {
-            "role": {"type": "string", "minLength": 1, "examples": ["system", "user", "assistant"]},
+            "role": {"enum": [*messages.ROLES]},
+            "name": {"type": "string"},
+            "tool_call_id": {"type": "string"},
+            "reasoning_content": {"type": "string"},
+            "tool_calls": {"type": "array", "items": _CALL},
             "content": {
                 "anyOf": [
                     {"type": "string"},
@@ -39,6 +57,7 @@ MESSAGES: Json = {
             },
         },
         "required": ["role", "content"],
+        "additionalProperties": False,
     }
 }
 

@@ -1,8 +1,10 @@
 """The messages of a conversation: checked, and in the one form the chat template gets.
 
-Keys we do not know are passed on to the template as they are. Pure.
+Keys and roles that no template is known to read are refused, as unknown fields are; with
+``--unknown-fields ignore`` all are passed on to the template as they are. Pure.
 """
 
+import difflib
 from typing import Any
 
 from zlm.errors import BadRequest, clip
@@ -10,6 +12,19 @@ from zlm.frontend.openai.body import check_depth
 
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _MAY_LACK_CONTENT = ("assistant",)
+OPENAI_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+ROLES = (  # and those that chat templates know besides
+    *OPENAI_ROLES,
+    *("model", "ipython", "environment", "observation", "context", "document", "documents"),
+    *("tools", "available_tools", "tool_response", "tool_result", "control", "thinking"),
+)
+KEYS = (  # of OpenAI's requests, of answers that clients send back, and those that templates read
+    *("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "audio", "id"),
+    *("function_call", "annotations", "reasoning_content", "reasoning", "reasoning_details"),
+    *("thinking", "thoughts", "tools", "documents", "prefix", "partial", "tool_plan", "citations"),
+    *("recipient", "channel", "content_type", "cache_control", "metadata", "weight", "parsed"),
+    *("provider_specific_fields", "thinking_blocks", "extra_content", "type", "status", "end_turn"),
+)
 
 
 def conversation(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
@@ -22,6 +37,25 @@ def conversation(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     if not messages:
         raise BadRequest("messages must not be empty", param="messages")
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def strict_keys(messages: list[dict[str, Any]]) -> None:
+    """Raise BadRequest, naming it, for a key or a role that no template is known to read."""
+    for i, message in enumerate(messages):
+        for key in message:
+            if key not in KEYS:
+                text = f"unknown field {clip(key)!r} in messages[{i}]{_nearest(key, KEYS)}"
+                raise BadRequest(text, param=f"messages[{i}].{clip(key)}", code="unknown_field")
+        role = message.get("role")
+        if isinstance(role, str) and role and role not in ROLES:
+            known, param = ", ".join(OPENAI_ROLES), f"messages[{i}].role"
+            text = f"{param} must be one of {known}, got {clip(role)!r}{_nearest(role, ROLES)}"
+            raise BadRequest(text, param=param)
+
+
+def _nearest(word: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(word[:64], known, n=1)
+    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def _message(message: dict[str, Any], where: str) -> dict[str, Any]:

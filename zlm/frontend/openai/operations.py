@@ -248,7 +248,8 @@ OPERATIONS = (
         name="docs",
         tag="Server",
         summary="This document as a page",
+        open=True,
         media_type="text/html",
-        errors=("503", *ON_ANY),
+        errors=ON_ANY,
     ),
 )

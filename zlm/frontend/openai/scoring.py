@@ -110,7 +110,7 @@ class ScoreForm:
 
     def __call__(self, pooled: Pooled) -> dict[str, Any]:
         """Return the body of the answer."""
-        found = scores(pooled.vectors, self._num_pairs, is_cross_encoder=self._is_cross_encoder)
+        found = _scores(pooled, self._num_pairs, self._is_cross_encoder)
         data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(found)]
         return self._head.fields("list") | {"data": data, "usage": usage(pooled)}
 
@@ -129,7 +129,7 @@ class RerankForm:
 
     def __call__(self, pooled: Pooled) -> dict[str, Any]:
         """Return the body of the answer."""
-        found = scores(pooled.vectors, len(self._texts), is_cross_encoder=self._is_cross_encoder)
+        found = _scores(pooled, len(self._texts), self._is_cross_encoder)
         order = sorted(range(len(found)), key=lambda i: (-found[i], i))[: self._most]
         results: list[dict[str, Any]] = [
             {"index": i, "relevance_score": found[i]}
@@ -138,6 +138,11 @@ class RerankForm:
         ]
         head = self._head
         return {"id": head.id, "model": head.model, "results": results, "usage": usage(pooled)}
+
+
+def _scores(pooled: Pooled, num_pairs: int, is_cross_encoder: bool) -> list[float]:
+    lengths = [len(prompt) for prompt in pooled.prompts] if pooled.per_token else None
+    return scores(pooled.vectors, num_pairs, is_cross_encoder=is_cross_encoder, lengths=lengths)
 
 
 def _texts(

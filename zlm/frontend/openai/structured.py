@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from zlm.errors import BadRequest, clip
-from zlm.frontend.openai.body import check_depth
+from zlm.frontend.openai.body import check_depth, located
 from zlm.sampling_params import StructuredOutputsParams
 
 FORMATS = ("text", "json_object", "json_schema")
@@ -79,7 +79,9 @@ def _of_outputs(given: Any) -> StructuredOutputsParams | None:
     try:
         wanted = msgspec.convert(asked, StructuredOutputsParams)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"structured_outputs: {clip(str(error))}", param=_OUTPUTS) from None
+        path, problem = located(str(error))
+        where = f"{_OUTPUTS}.{path}" if path else _OUTPUTS
+        raise BadRequest(f"{clip(where)}: {clip(problem)}", param=_OUTPUTS) from None
     wanted.check()
     return wanted
 

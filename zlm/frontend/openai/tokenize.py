@@ -46,7 +46,7 @@ tokenize_decoder = BodyDecoder(TokenizeRequest, StrictTokenizeRequest)
 detokenize_decoder = BodyDecoder(DetokenizeRequest, StrictDetokenizeRequest)
 
 
-def tokenize(request: TokenizeRequest, request_id: int) -> Tokenize:
+def tokenize(request: TokenizeRequest, request_id: int, *, strict: bool) -> Tokenize:
     """Return the command for the tokenizer; raise BadRequest if neither or both forms are given."""
     if (request.prompt is None) == (request.messages is None):
         raise BadRequest("give either prompt or messages", param="prompt")
@@ -69,7 +69,7 @@ def tokenize(request: TokenizeRequest, request_id: int) -> Tokenize:
     tools = tool_request(request.tools, None, parallel=True).tools
     return Tokenize(
         request_id=request_id,
-        chat=chat_prompt(template, tools=tools),
+        chat=chat_prompt(template, tools=tools, strict=strict),
         add_special_tokens=bool(request.add_special_tokens),
         return_token_strings=bool(request.return_token_strs),
     )
