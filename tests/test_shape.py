@@ -112,7 +112,6 @@ def test_packages_are_listed() -> None:
     assert "--import-mode=importlib" in project["tool"]["pytest"]["ini_options"]["addopts"]
 
 
-@pytest.mark.slow
 def test_wheel_holds_the_tree(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)

@@ -18,8 +18,6 @@ pytest.importorskip("aiohttp", reason="lm-eval's local-completions backend needs
 import transformers_reference  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
-pytestmark = pytest.mark.slow
-
 TEXT = Path(__file__).with_name("lighthouse.txt")
 WINDOW = 96  # tokens a likelihood may look at: the text needs several
 TOLERANCE = 1e-3

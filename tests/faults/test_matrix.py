@@ -69,7 +69,7 @@ def test_case_95_streaming(server: Server, role: str, fault: str) -> None:
     assert running == 0, "requests nobody waits for are given up"
 
 
-@pytest.mark.parametrize("fault", ["kill", "stop"])
+@pytest.mark.parametrize("fault", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("role", ROLES)
 def test_case_95_idle(server: Server, role: str, fault: str) -> None:
     assert eventually_true(lambda: works(server), RECOVERY_SECONDS)

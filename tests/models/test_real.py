@@ -14,8 +14,6 @@ from zlm.models.config import load_spec
 from zlm.ops.cpu import CpuOps
 from zlm.weights.load import open_weights
 
-pytestmark = pytest.mark.slow
-
 NEW_TOKENS = 24
 PROMPTS = [list(range(1000, 1040)), [504, 3575, 282, 4649, 314], [12] * 600]
 
