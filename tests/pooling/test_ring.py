@@ -181,20 +181,20 @@ def test_a_causal_embedder_uses_the_prefix_cache(tmp_path: Path) -> None:
 
 
 def test_a_model_of_tokens_has_no_vector_of_a_whole(tmp_path: Path) -> None:
-    """ColBERT's kind, and a classifier of tokens: tasks, cuts and scores that it does not have."""
+    """ColBERT's kind, and a classifier of tokens: tasks and cuts they lack, and a tagger's score."""
     late = PooledEngine(tiny_embedder(tmp_path / "a", "bert", modules=("dense",)))
     assert "offers token_embed" in refusal(late, [[5]], task="embed").message
     assert refusal(late, [[5]], dimensions=8).param == "dimensions"
     tags = PooledEngine(tiny_embedder(tmp_path / "b", "bert-tokens", num_labels=3))
     assert "offers token_classify" in refusal(tags, [[5]], task="classify").message
     assert "scores" in refusal(tags, [[5]], dimensions=3).message
-    for engine, words in ((late, "use /pooling"), (tags, "use /pooling")):
+    for engine in (late, tags):
         pooling = engine.resolved.spec.pooling
         assert pooling is not None and pooling.kind == "tokens"
-        with pytest.raises(BadRequest, match=words):
+        with pytest.raises(BadRequest, match="use /pooling"):
             check_vectors(engine.resolved)
-        with pytest.raises(BadRequest, match="no score of texts"):
-            pooled_texts(Pairs(["a"], ["b"]), pooling)
+    with pytest.raises(BadRequest, match="no score of texts"):
+        pooled_texts(Pairs(["a"], ["b"]), pooling)
 
 
 def test_values_that_are_no_numbers_fail_their_request_alone(tmp_path: Path) -> None:
