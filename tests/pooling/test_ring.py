@@ -181,7 +181,7 @@ def test_a_causal_embedder_uses_the_prefix_cache(tmp_path: Path) -> None:
 
 
 def test_a_model_of_tokens_has_no_vector_of_a_whole(tmp_path: Path) -> None:
-    """ColBERT's kind, and a classifier of tokens: tasks and cuts they lack, and a tagger's score."""
+    """ColBERT's kind and a classifier of tokens: tasks and cuts they lack; a tagger's score."""
     late = PooledEngine(tiny_embedder(tmp_path / "a", "bert", modules=("dense",)))
     assert "offers token_embed" in refusal(late, [[5]], task="embed").message
     assert refusal(late, [[5]], dimensions=8).param == "dimensions"
