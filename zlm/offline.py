@@ -265,7 +265,7 @@ class OfflineEngine:
             return
         self._failure = self._failure or "it was shut down"
         self._closing.close()
-        error = Internal(f"this LLM cannot run: {self._failure}")
+        error = self._unusable()
         for request_id, take in list(self._takers.items()):
             take(Failed(request_id, error.status, error.type, error.message))
         self._takers.clear()
@@ -385,7 +385,10 @@ class OfflineEngine:
 
     def _check_alive(self) -> None:
         if self._failure is not None:
-            raise Internal(f"this LLM cannot run: {self._failure}")
+            raise self._unusable()
+
+    def _unusable(self) -> Internal:
+        return Internal(f"this LLM cannot run: {self._failure}; start() brings it up again")
 
     def _receive(self, inbox: Inbox, timeout_ms: int) -> list[Any]:
         try:

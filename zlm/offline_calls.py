@@ -172,7 +172,9 @@ def checked(params: P, where: str) -> P:
         copy = msgspec.convert(msgspec.to_builtins(params), type(params))
         copy.check()
     except (TypeError, msgspec.ValidationError) as error:
-        raise BadRequest(f"{where}: {error}", param="sampling_params") from error
+        cause = error.__cause__  # of a copy that was refused as it was made
+        param = cause.param if isinstance(cause, ZlmError) else "sampling_params"
+        raise BadRequest(f"{where}: {error}", param=param) from error
     except ZlmError as error:
         raise BadRequest(f"{where}: {error.message}", param=error.param) from error
     return copy

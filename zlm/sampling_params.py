@@ -6,6 +6,7 @@ within the context) is checked by the tokenizer process. Imports only the error 
 
 import enum
 import math
+import sys
 from typing import Any
 
 import msgspec
@@ -36,6 +37,8 @@ class SamplingLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULT_LIMITS = SamplingLimits()
+_NONE = sys.maxsize
+NO_LIMITS = SamplingLimits(**dict.fromkeys(SamplingLimits.__struct_fields__, _NONE))
 FORMS = ("json", "json_object", "regex", "choice", "grammar")
 
 
@@ -138,6 +141,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
     structured_outputs: StructuredOutputsParams | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
+    def __post_init__(self) -> None:
+        """Raise BadRequest, a ValueError, for what no server takes, whatever its limits are."""
+        self.check(NO_LIMITS)
+
     def stop_strings(self) -> list[str]:
         """Return ``stop`` as a list, whatever form it was given in."""
         if self.stop is None:
@@ -163,6 +170,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
             message = "truncate_prompt_tokens must be at least 1, or -1 for what fits, got 0"
             raise BadRequest(message, param="truncate_prompt_tokens")
         penalty = self.repetition_penalty
+        _number("repetition_penalty", penalty)
         if penalty is not None and not (math.isfinite(penalty) and penalty > 0):
             message = f"repetition_penalty must be greater than 0, got {penalty}"
             raise BadRequest(message, param="repetition_penalty")
@@ -171,6 +179,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
             raise BadRequest(message, param="min_tokens")
         _count("stop", self.stop_strings(), limits.max_stop_strings)
         for text in self.stop_strings():
+            if not isinstance(text, str):
+                raise BadRequest(f"stop must be texts, got {clip(text)}", param="stop")
             if not text:
                 raise BadRequest("stop must not contain an empty string", param="stop")
             if len(text) > limits.max_stop_characters:
@@ -219,12 +229,25 @@ class BeamSearchParams(
 
 
 def _range(name: str, value: float | None, low: float, high: float) -> None:
-    if value is not None and not low <= value <= high:
-        message = f"{name} must be between {low} and {high}, got {clip(value)}"
-        raise BadRequest(message, param=name)
+    if value is None:
+        return
+    _number(name, value, whole=isinstance(low, int))
+    if not low <= value <= high:
+        bounds = f"at least {low}" if high == _NONE else f"between {low} and {high}"
+        raise BadRequest(f"{name} must be {bounds}, got {clip(value)}", param=name)
+
+
+def _number(name: str, value: float | None, *, whole: bool = False) -> None:
+    if value is not None and not isinstance(value, int if whole else int | float):
+        kind = "an integer" if whole else "a number"
+        raise BadRequest(f"{name} must be {kind}, got {clip(repr(value))}", param=name)
 
 
 def _count(name: str, values: list | dict | None, most: int) -> None:
-    if values is not None and len(values) > most:
+    if values is None:
+        return
+    if not isinstance(values, list | tuple | set | frozenset | dict):
+        raise BadRequest(f"{name} must be a list, got {clip(repr(values))}", param=name)
+    if len(values) > most:
         message = f"{name} has {len(values)} entries, the limit is {most}"
         raise BadRequest(message, param=name)

@@ -61,6 +61,14 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
         (["serve", "/nowhere/m"], 1, "/nowhere/m"),
         (["serve", "http://127.0.0.1:1"], 1, "cannot be reached"),
         (["compare", "http://127.0.0.1:1", "http://127.0.0.1:1"], 1, "cannot be reached"),
+        (["compare", "http://127.0.0.1:1", "nosuchcmd --port {port}"], 2, "no such command"),
+        (["compare", "m.gguf 'unclosed", "m.gguf"], 2, "No closing quotation"),
+        (["compare", "http://h:1", "http://h:1", "--frobnicate"], 2, "--frobnicate: unknown"),
+        (["serve", ""], 2, "a TARGET is empty"),
+        (["serve", "http://h:1", "--report", "/nope/r.html"], 2, "--report /nope/r.html: must be"),
+        (["serve", "http://h:1", "--records", "/"], 2, "--records /: must be a file"),
+        (["serve", "false {port}", "--server-log", "/nope/log"], 2, "/nope/log: No such file"),
+        (["latency", "m.gguf", "--set", "foo=1"], 2, "unexpected keyword argument 'foo'"),
     ],
 )
 def test_what_is_wrong_is_told(
@@ -68,6 +76,13 @@ def test_what_is_wrong_is_told(
 ) -> None:
     assert main(words) == status
     assert said in capsys.readouterr().err
+
+
+def test_a_server_that_does_not_start_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "sh -c 'echo much >&2; echo zlm: no such model >&2; exit 3' {port}"
+    assert main(["serve", command]) == 1
+    said = "zlm bench serve: the server left with status 3: no such model\n"
+    assert capsys.readouterr().err == said
 
 
 def test_the_clock_counts_only_steps_of_the_whole_batch() -> None:

@@ -92,14 +92,15 @@ def test_where_old_guides_start_a_server() -> None:
     [[name] for name in COMMANDS if name != "bench"] + [["bench", name] for name in MEASUREMENTS],
     ids=" ".join,
 )
-def test_help_is_quick(words: list[str]) -> None:
-    """CPU time, so that other programs do not count: less than passes before one notices."""
-    code = "import sys, time\nfrom zlm.cli.main import main\n"
+def test_help_imports_little(words: list[str]) -> None:
+    """What takes 0.1 s and more to import would be felt; how long all takes is bench's business."""
+    code = "import sys\nfrom zlm.cli.main import main\n"
     code += "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
-    code += "print(time.process_time())"
+    code += "print('imported', *sys.modules)"
     command = [sys.executable, "-c", code, *words, "--help"]
-    seconds = [float(subprocess.check_output(command, text=True).split()[-1]) for _ in range(2)]
-    assert min(seconds) < 0.4
+    imported = subprocess.check_output(command, text=True).split("imported ")[-1].split()
+    assert "zlm.cli.main" in imported
+    assert not {"torch", "transformers", "triton", "tokenizers", "llguidance"} & set(imported)
 
 
 def test_module_serve_is_serve() -> None:

@@ -45,6 +45,9 @@ def test_bash(script: str) -> None:
     assert "--max-model-len" not in offered(script, "doctor", "--")
     assert {"serve", "compare"} <= set(offered(script, "bench", ""))
     assert offered(script, "bench", "profile", "--bat") == ["--batch"]
+    assert offered(script, "bench", "serve", "--conc") == ["--concurrency"], "of several spellings"
+    assert offered(script, "bench", "serve", "--good") == ["--goodput"], "of several values"
+    assert offered(script, "bench", "serve", "--num-prom") == ["--num-prompts"]
     assert offered(script, "completion", "z") == ["zsh"]
     assert offered(script, "serve", "fold") == [], "files are the shell's business"
 

@@ -284,7 +284,7 @@ def test_file_gives_way_to_the_command_line(tmp_path: Path) -> None:
         ("config: other.yaml", "--config cannot be given in a file"),
         ("enable-prefix-caching: maybe", "--enable-prefix-caching must be true or false"),
         ("- port", "must be a mapping of flags to values"),
-        ("port: [", "while parsing"),
+        ("port: [", "line 1, column 8: expected the node"),
     ],
 )
 def test_wrong_files_are_told(tmp_path: Path, content: str, words: str) -> None:

@@ -117,7 +117,7 @@ def test_a_model_that_cannot_be_served(tmp_path: Path) -> None:
         command(tmp_path / "absent", given, output), capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 1
-    assert "the server has ended" in done.stderr and "no file or folder" in done.stderr
+    assert "zlm run: there is no file or folder" in done.stderr
     assert output.read_text() == ""
 
 

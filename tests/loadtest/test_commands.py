@@ -1,6 +1,7 @@
 """``zlm bench serve`` and ``compare`` as they are typed, against scripted servers."""
 
 import json
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +112,45 @@ def test_a_server_that_answers_nothing(scripted: Scripted, said: Callable) -> No
     )
     assert result["levels"][0]["errors_by_kind"] == {"http_503": 3}
     assert "3 x http_503" in out and "as scripted" in out
+
+
+def test_all_at_once(scripted: Scripted, said: Callable) -> None:
+    """As many as there are: no rate, no cap, and no more clients than requests."""
+    words = ["--requests", "2", "--output-tokens", "2"]
+    server = scripted()
+    result, out = said("serve", server.url, "--request-rate", "inf", *words)
+    assert result["levels"][0]["ok"] == 2 and "all at once" in out
+    assert len(server.served) == 2 + 2, "a warm-up request for each"
+    result, out = said("serve", server.url, "--concurrency", "5000", *words)
+    (level,) = result["levels"]
+    assert (level["conc"], level["asked_conc"], level["n"]) == (2, 5000, 2)
+    assert "2 at once, not 5000" in out and "5000 at once" not in out
+
+
+def test_a_server_that_never_replies(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert main(["serve", url, "--timeout", "0.2"]) == 1
+    said = capsys.readouterr().err
+    assert "has not answered" in said and said.count("\n") == 1
+
+
+def test_turns_that_a_file_has_not(
+    scripted: Scripted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"prompt": "x"}))
+    assert main(["serve", scripted().url, "--dataset", str(path), "--turns", "3"]) == 2
+    assert "--turns 3: the longest conversation of --dataset has 1" in capsys.readouterr().err
+
+
+def test_what_was_measured_is_not_lost(scripted: Scripted, said: Callable) -> None:
+    """B answers nothing but its models: A's figures are told all the same."""
+    broken = scripted(failures=dict.fromkeys(range(9), "503"))
+    words = ["--concurrency", "1", "--requests", "2", "--output-tokens", "1"]
+    result, _ = said("compare", scripted().url, broken.url, *words, status=1)
+    assert result["A"][0]["levels"][0]["ok"] == 2 and "ratios" not in result
+    assert "warm-up requests failed" in result["broken_off"]
 
 
 def test_two_servers_and_their_ratios(scripted: Scripted, said: Callable, tmp_path: Path) -> None:

@@ -174,11 +174,29 @@ def test_bad_conversations(llm: LLM, messages: Any, message: str | None) -> None
         llm.chat(messages, GREEDY, use_tqdm=False)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": -1}, {"temperature": "hot"}, {"top_p": 5}, {"n": 0}, {"max_tokens": "x"},
+     {"stop": 3}, {"stop": [3]}, {"repetition_penalty": "x"}],
+    ids=str,
+)  # fmt: skip
+def test_wrong_parameters_are_refused_when_made(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"^{name} must be") as bad:
+        SamplingParams(**wrong)
+    assert isinstance(bad.value, BadRequest) and bad.value.param == name
+
+
 def test_bad_sampling_params(llm: LLM) -> None:
-    with pytest.raises(BadRequest, match=r"sampling_params: temperature .* 2"):
-        llm.generate(PROMPT, SamplingParams(temperature=3))
-    with pytest.raises(BadRequest, match=r"sampling_params\[1\].*temperature"):
-        llm.generate([PROMPT] * 2, [GREEDY, SamplingParams(temperature="hot")])  # type: ignore[arg-type]
+    changed = SamplingParams()
+    changed.temperature = 3
+    with pytest.raises(BadRequest, match=r"sampling_params: temperature .* 2") as bad:
+        llm.generate(PROMPT, changed)
+    assert bad.value.param == "temperature"
+    with pytest.raises(BadRequest, match=r"sampling_params\[1\]: n must be between 1 and 128"):
+        llm.generate([PROMPT] * 2, [GREEDY, SamplingParams(n=129)])
+    with pytest.raises(BadRequest, match='runner="pooling"'):
+        llm.embed(PROMPT)
     with pytest.raises(ValueError, match="1 entries for 2 prompts"):
         llm.generate([PROMPT] * 2, [GREEDY])
     with pytest.raises(TypeError, match="SamplingParams"):

@@ -120,6 +120,8 @@ def test_stop_start_and_sleep(tiny_path: Path) -> None:
         llm.wake_up()
         assert not llm.is_sleeping() and answer(llm) == expected
         llm.stop()
+        with pytest.raises(Internal, match=r"start\(\) brings it up again"):
+            answer(llm)
         llm.start()
         llm.start()
         assert answer(llm) == expected

@@ -183,6 +183,9 @@ class FakeEngine:
         known = SamplingParams.__struct_fields__
         params = {k: keywords.pop(k) for k in list(keywords) if k in known}
         params.setdefault("temperature", 0.0)
+        asked = SamplingParams()
+        for name, value in params.items():
+            setattr(asked, name, value)  # made wrong, it would be refused here already
         before = len(self.submits)
         if isinstance(chat, list):
             chat = ChatPrompt(chat)
@@ -192,7 +195,7 @@ class FakeEngine:
                 request_id=request_id,
                 arrival=1.5,
                 prompts=prompts,
-                params=SamplingParams(**params),
+                params=asked,
                 chat=chat,
                 **keywords,
             )

@@ -234,6 +234,8 @@ def test_code_is_copied(page, served, chromium):
 def test_the_dashboard_moves(page, served):
     page.get_by_role("link", name="Dashboard").click()
     wait_text(page, "#tile-running", "0")
+    wait_text(page, ".latencies", "nothing since you opened this page")
+    wait_text(page, ".tile.running", "0 open requests")
     served.engine.show(
         num_running=3, num_waiting=2, kv_usage=0.25, num_blocks=64, block_size_tokens=16
     )
@@ -296,7 +298,11 @@ def test_with_keys(chromium, tmp_path):
         PageServer(tmp_path, api_keys=("secret",)) as served,
         page_of(chromium, served.url) as page,
     ):
+        wait_text(page, "#key-reason", "answers only with a key")
         field = page.get_by_label("Key", exact=True)
+        field.fill("schlüssel✓")
+        page.keyboard.press("Enter")
+        wait_text(page, "#key-reason", "A key cannot have these characters: ü ✓")
         field.fill("wrong")
         page.keyboard.press("Enter")
         wait_text(page, "#key-reason", "not one of this server's")
@@ -375,6 +381,14 @@ def test_by_keyboard_alone(page, served):
     page.keyboard.press("Enter")
     wait_answer(page)
     assert served.commands[-1].chat.messages[-1]["content"] == "Line one\nline two"
+
+
+def test_a_window_that_shrinks_shows_the_chat(page):
+    assert page.locator(".chats").is_visible()
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.wait_for_selector(".chats", state="hidden")
+    page.set_viewport_size({"width": 1280, "height": 740})
+    page.wait_for_selector(".chats", state="visible")
 
 
 def test_behind_a_prefix(chromium, tmp_path):

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from zlm.errors import ConfigError, Internal, ZlmError
 
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = 10.0  # for a connection, and for answers that take no work
+STRANGE = "it does not look like an OpenAI-compatible server"
+KEY_HINT = "give the key with --api-key or in $ZLM_API_KEY"
 DATA = b"data: "
 
 
@@ -49,7 +51,7 @@ class Asker:
         self._prefix = prefix
         self._headers = {"Content-Type": "application/json"}
         if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+            self._headers["Authorization"] = authorization(api_key)
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body of the answer; OSError if nobody answers."""
@@ -67,11 +69,16 @@ class Asker:
         """Return the names that the server's models have. Raises ZlmError if it does not say."""
         try:
             status, body = self.get("/v1/models")
+        except TimeoutError as error:
+            raise Internal("the server has not answered in time") from error
         except OSError as error:
             raise Internal(f"the server cannot be reached: {error}") from error
         if status != 200:
-            raise _refusal(status, body)
-        return [model["id"] for model in json.loads(body)["data"]]
+            raise refusal(status, body)
+        try:
+            return [str(model["id"]) for model in json.loads(body)["data"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise Internal(f"the server does not tell its models: {STRANGE}") from error
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[Piece, None, None]:
         """Yield the answer to *body* as it comes; closing the iterator stops the server's work.
@@ -82,10 +89,12 @@ class Asker:
         connection = self._connect()
         try:
             content = json.dumps(asked).encode()
+            connection.connect()
+            connection.sock.settimeout(None)  # an answer may take its time
             connection.request("POST", self._prefix + path, content, self._headers)
             answer = connection.getresponse()
             if answer.status != 200:
-                raise _refusal(answer.status, answer.read())
+                raise refusal(answer.status, answer.read())
             yield from _pieces(answer)
         except (OSError, HTTPException) as error:
             raise Internal(f"the connection to the server broke: {error}") from error
@@ -113,19 +122,33 @@ def address(url: str) -> Address:
     if parts.scheme not in ("http", "https") or not host:
         raise ConfigError(f"--url {url}: must be like http://127.0.0.1:8000")
     is_tls = parts.scheme == "https"
-    prefix = parts.path.rstrip("/").removesuffix("/v1")
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise ConfigError(f"--url {url}: no host can have the name {host}") from error
+    prefix = quote(parts.path, safe="/%:@!$&'()*+,;=~").rstrip("/").removesuffix("/v1")
     return Address(is_tls, host, port or (443 if is_tls else 80), prefix)
 
 
-def by_url(url: str, api_key: str) -> Asker:
-    """Return the way to the server at *url*; raises ConfigError if it is no URL of one."""
+def authorization(api_key: str) -> str:
+    """Return the value of the header for *api_key*; raises ConfigError if none can carry it."""
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise ConfigError("--api-key: a key has only visible ASCII characters")
+    return f"Bearer {api_key}"
+
+
+def by_url(url: str, api_key: str, timeout_seconds: float | None = CONNECT_SECONDS) -> Asker:
+    """Return the way to the server at *url*; raises ConfigError if it is no URL of one.
+
+    timeout_seconds: longest wait for a part of an answer, but not of a stream; None: any.
+    """
     where = address(url)
 
     def connect() -> HTTPConnection:
         if where.is_tls:
             context = ssl.create_default_context()
-            return HTTPSConnection(where.host, where.port, timeout=None, context=context)
-        return HTTPConnection(where.host, where.port, timeout=None)
+            return HTTPSConnection(where.host, where.port, timeout=timeout_seconds, context=context)
+        return HTTPConnection(where.host, where.port, timeout=timeout_seconds)
 
     return Asker(connect, where.prefix, api_key)
 
@@ -146,7 +169,7 @@ def _pieces(answer: HTTPResponse) -> Iterator[Piece]:
             continue
         event = json.loads(data)
         if "error" in event:
-            raise _refusal(500, data)
+            raise refusal(500, data)
         yield _piece(event)
     if not is_done:
         raise Internal("the server broke the answer off")
@@ -162,9 +185,13 @@ def _piece(event: dict[str, Any]) -> Piece:
     return Piece(text, reasoning, choice.get("finish_reason"))
 
 
-def _refusal(status: int, body: bytes) -> ZlmError:
+def refusal(status: int, body: bytes) -> ZlmError:
     try:
         message = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):
-        message = body[:200].decode(errors="replace") or f"status {status}"
+        said = body[:200].decode(errors="replace").strip()
+        shown = "" if not said or said.startswith("<") else f" ({said})"  # no pages
+        message = f"the server answers with status {status}{shown}: {STRANGE}"
+    if status == 401:
+        message = f"{message}; {KEY_HINT}"
     return ZlmError(message, status=status)

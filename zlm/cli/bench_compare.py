@@ -10,8 +10,17 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from zlm.cli.bench_load import add_flags, plan_of, seed_of
-from zlm.cli.bench_serve import measure, parser_of, running, split, vocab_of, write
+from zlm.cli.bench_load import add_flags, seed_of
+from zlm.cli.bench_serve import (
+    check,
+    kept,
+    measure,
+    parser_of,
+    running,
+    split,
+    vocab_of,
+    write,
+)
 from zlm.cli.failures import told
 from zlm.errors import ConfigError
 from zlm.loadtest import table
@@ -33,37 +42,31 @@ def main(words: Sequence[str], name: str = "compare") -> int:
 def _run(options: argparse.Namespace, flags: Sequence[str]) -> int:
     if options.rounds < 1:
         raise ConfigError("--rounds must be at least 1")
-    plan_of(options)  # wrong flags are told at once
+    check(options, options.targets, flags)
     options.vocab = options.vocab or min(map(vocab_of, options.targets))
     seed = seed_of(options)
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in NAMES}
+    document: dict[str, Any] = {"bench": "compare", "seed": seed, "rounds": options.rounds}
+    document |= rounds
     last: dict[str, list[Level]] = {}
     for turn in range(options.rounds):
         for name, target in zip(NAMES, options.targets, strict=True):
             result: dict[str, Any] = {"target": target, "seed": f"{seed}/{turn}"}
+            rounds[name].append(result)
             if not options.json:
                 print(f"\n{name}: {target}", flush=True)
-            own_flags = () if "://" in target else flags
-            with running(target, own_flags, result, options.server_log) as url:
+            with (
+                kept(document, [*rounds["A"], *rounds["B"]]),
+                running(target, flags, result, options.server_log) as url,
+            ):
                 last[name] = measure(url, options, result)
-            rounds[name].append(result)
     first, second = (medians([each["levels"] for each in rounds[name]]) for name in NAMES)
     if not options.json:
         print("\n" + "\n".join(table.ratios(first, second)))
     named = [(f"{n}: {t}", last[n]) for n, t in zip(NAMES, options.targets, strict=True)]
+    document["ratios"] = [ratio(a, b) for a, b in zip(first, second, strict=True)]
+    print(json.dumps(document), flush=True)
     write(options, named)
-    print(
-        json.dumps(
-            {
-                "bench": "compare",
-                "seed": seed,
-                "rounds": options.rounds,
-                "A": rounds["A"],
-                "B": rounds["B"],
-                "ratios": [ratio(a, b) for a, b in zip(first, second, strict=True)],
-            }
-        )
-    )
     return 0 if all(level["ok"] for level in (*first, *second)) else 1
 
 

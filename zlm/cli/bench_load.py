@@ -197,8 +197,13 @@ def server_at(url: str, options: argparse.Namespace) -> Server:
 
 
 def model_at(url: str, options: argparse.Namespace) -> str:
-    """Return the model's name to ask for."""
-    return options.name or ask.by_url(url, options.api_key).models()[0]
+    """Return the model's name to ask for; raises ZlmError if the server does not tell."""
+    if options.name:
+        return str(options.name)
+    names = ask.by_url(url, options.api_key, options.timeout).models()
+    if not names:
+        raise ConfigError("the server lists no model: give its name with --model")
+    return names[0]
 
 
 def plan_of(options: argparse.Namespace, model: str = "") -> Plan:

@@ -12,6 +12,7 @@ from typing import Any
 from zlm.cli.failures import told
 from zlm.errors import ConfigError
 from zlm.loadtest.offline import Case, measured
+from zlm.offline_options import config_of
 from zlm.weights.resolve import resolve_model
 
 EPILOG = "--set gives any keyword of LLM, in JSON or plain text: --set kv_cache_memory_bytes=1e9."
@@ -92,6 +93,10 @@ def _measured(options: argparse.Namespace, cases: Sequence[Case]) -> Any:
         "tensor_parallel_size": options.tensor_parallel_size,
         **_pairs(options, "set"),
     }
+    try:
+        config_of(options.model, keywords)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ConfigError(f"--set: {error}") from error
     return measured(resolve_model(options.model), cases, options.reps, keywords)
 
 

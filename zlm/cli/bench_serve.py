@@ -6,7 +6,9 @@ starts a server. Prints a line a level and one JSON document last; --report writ
 
 import argparse
 import json
+import os
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,7 +19,7 @@ from typing import Any
 from zlm.cli.bench_load import add_flags, model_at, plan_of, seed_of, server_at
 from zlm.cli.failures import told
 from zlm.cli.parse import parse
-from zlm.errors import ConfigError
+from zlm.errors import ConfigError, ZlmError
 from zlm.loadtest import table
 from zlm.loadtest.prompts import COMMON_VOCAB
 from zlm.loadtest.report import write_records, write_report
@@ -70,16 +72,48 @@ def _run(options: argparse.Namespace, flags: Sequence[str]) -> int:
     target = options.url or options.target
     if target is None or (options.url and options.target):
         raise ConfigError("give a TARGET: a URL, a model or a command; one of them")
-    plan_of(options)  # wrong flags are told at once
+    check(options, [target], flags)
     options.vocab = options.vocab or vocab_of(target)
     result: dict[str, Any] = {"bench": "serve", "target": target, "seed": seed_of(options)}
-    with running(target, flags, result, options.server_log) as url:
+    with kept(result, [result]), running(target, flags, result, options.server_log) as url:
         found = measure(url, options, result)
     if "ready_s" in result and not options.json:
         print(f"ready after {result['ready_s']} s, left in {result['stop_s']} s")
+    print(json.dumps(result), flush=True)
     write(options, [(target, found)])
-    print(json.dumps(result))
     return 0 if any(level.figures["ok"] for level in found) else 1
+
+
+def check(options: argparse.Namespace, targets: Sequence[str], flags: Sequence[str]) -> None:
+    """Raise ConfigError for all that can be known to be wrong before anything is measured."""
+    plan_of(options)
+    for target in targets:
+        if "://" in target:
+            server_at(target, options)
+        else:
+            _command(target, flags)
+    if flags and all("://" in target for target in targets):
+        raise ConfigError(f"{flags[0]}: unknown, and a server that runs takes no flags")
+    for name in ("report", "records"):
+        path: Path | None = getattr(options, name)
+        if path is None:
+            continue
+        if path.is_dir() or not path.parent.is_dir():
+            raise ConfigError(f"--{name} {path}: must be a file in a folder that exists")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ConfigError(f"--{name} {path}: cannot be written")
+
+
+@contextmanager
+def kept(document: dict[str, Any], results: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """Print *document* though the measurement breaks off, if any of *results* has a level."""
+    try:
+        yield
+    except (ZlmError, KeyboardInterrupt) as error:
+        if any(result.get("levels") for result in results):
+            document["broken_off"] = str(error) or "interrupted"
+            print(json.dumps(document), flush=True)
+        raise
 
 
 @contextmanager
@@ -91,8 +125,6 @@ def running(
     log: a file for what it logs; ``-`` is stderr, None shows its end alone, if it does not start.
     """
     if "://" in target:
-        if flags:
-            raise ConfigError(f"{flags[0]}: unknown, and a server that runs takes no flags")
         yield target
         return
     command = _command(target, flags)
@@ -110,13 +142,23 @@ def _command(target: str, flags: Sequence[str]) -> list[str]:
     """Return the command that starts *target*; flags of zlm serve that are wrong are told here."""
     words = [*_words(target), *flags]
     if PORT in target:
+        if shutil.which(words[0]) is None:
+            raise ConfigError(f"{words[0]}: there is no such command")
         return words
     parse(words)
     return serve_command(words[0], words[1:])
 
 
 def _words(target: str) -> list[str]:
-    return [target] if Path(target).exists() else shlex.split(target)
+    if os.path.exists(target):  # Path's own raises for a command that is too long for a name
+        return [target]
+    try:
+        words = shlex.split(target)
+    except ValueError as error:
+        raise ConfigError(f"TARGET {target!r}: {error}") from error
+    if not words:
+        raise ConfigError("a TARGET is empty: give a URL, a model or a command")
+    return words
 
 
 def vocab_of(target: str) -> int:

@@ -59,10 +59,11 @@ def _run(options: argparse.Namespace, flags: Sequence[str]) -> int:
 
 
 def _show(run: dict[str, Any]) -> None:
+    gpu = "" if run["gpu_mib"] is None else f"GPU {run['gpu_mib']} MiB, "
     print(
         f"{run['cache']}: ready {run['ready_s']} s, first answer {run['first_answer_s']} s, "
         f"idle CPU {run['idle_cpu_percent']} %, RSS {run['rss_mib']} MiB, "
-        f"PSS {run['pss_mib']} MiB, GPU {run['gpu_mib']} MiB, stop {run['stop_s']} s"
+        f"PSS {run['pss_mib']} MiB, {gpu}stop {run['stop_s']} s"
     )
     for seconds, line in run["timeline"]:
         print(f"  {seconds:>8.3f} s  {line[:110]}")

@@ -101,7 +101,7 @@ def connected(
         if flags:
             raise ConfigError(f"{flags[0]}: a server that runs takes no flags")
         asker = ask.by_url(options.url, options.api_key)
-        yield asker, options.name or asker.models()[0]
+        yield asker, options.name or next(iter(asker.models()), "")
         return
     parse([options.model_path, *flags])  # wrong flags are told at once
     with OwnServer(options.model_path, flags) as server:
@@ -188,9 +188,23 @@ class Chat:
         asked = [*self.messages, {"role": "user", "content": text}]
         system = [{"role": "system", "content": self._system}] if self._system else []
         request = self._fields | {"messages": system + asked}
-        with closing(self._asker.stream("/v1/chat/completions", request)) as pieces:
-            answer = write(pieces, is_terminal)
-        self.messages = [*asked, {"role": "assistant", "content": answer}]
+        heard: list[str] = []
+
+        def kept(pieces: Iterator[Piece]) -> Iterator[Piece]:
+            for piece in pieces:
+                heard.append(piece.text)
+                yield piece
+
+        try:
+            with closing(self._asker.stream("/v1/chat/completions", request)) as pieces:
+                write(kept(pieces), is_terminal)
+        except ZlmError:
+            if not any(heard):
+                raise
+            print(PLAIN if is_terminal else "")  # after the part of an answer that came
+            self.messages = [*asked, {"role": "assistant", "content": "".join(heard)}]
+            raise
+        self.messages = [*asked, {"role": "assistant", "content": "".join(heard)}]
 
     def _new(self, _: str) -> str:
         self.messages = []
@@ -221,6 +235,8 @@ class Chat:
         return "\n".join(lines) or "there is no message yet"
 
     def _load(self, name: str) -> str:
+        if not name:
+            return "give the name of a file: /load FILE"
         try:
             loaded = msgspec.json.decode(Path(name).read_bytes(), type=list[dict[str, str]])
             roles = [message["role"] for message in loaded if isinstance(message["content"], str)]
@@ -236,6 +252,8 @@ class Chat:
         return f"{len(self.messages) // 2} answers are there"
 
     def _save(self, name: str) -> str:
+        if not name:
+            return "give the name of a file: /save FILE"
         system = [{"role": "system", "content": self._system}] if self._system else []
         try:
             content = json.dumps(system + self.messages, ensure_ascii=False, indent=2)

@@ -33,7 +33,8 @@ FILES = {
     "OUTPUT",
 }  # metavars of what is completed by the shell
 TAKES_SERVE_FLAGS = re.compile(r"flags\s+of\s+zlm\s+serve")
-FLAG_LINE = re.compile(r"^ +(?:-\w(?: \S+)?, )?(--[a-z][a-z0-9-]*)(?: (\S+))?(?: {2,}(.*))?$")
+FLAG_LINE = re.compile(r"^ {2,6}(-\S.*?)(?: {2,}(.*))?$")  # its spellings, what is told of it
+SPELLING = re.compile(r"(--[a-z][a-z0-9-]*)(?: (.+?))?(?=, -|$)")  # name, metavar
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +112,11 @@ def flags_in(text: str) -> list[Flag]:
         match = FLAG_LINE.match(line)
         if match is None:
             continue
-        name, metavar, told = match.groups()
-        told = told or (following.strip() if following.startswith(" " * 10) else "")
-        values = tuple(metavar[1:-1].split(",")) if metavar and metavar[0] == "{" else ()
-        flags.append(Flag(name, told, metavar is not None, values, metavar in FILES))
+        told = match[2] or (following.strip() if following.startswith(" " * 10) else "")
+        for name, metavar in SPELLING.findall(match[1]):
+            values = tuple(metavar[1:-1].split(",")) if metavar.startswith("{") else ()
+            is_file = metavar.partition(".")[0] in FILES
+            flags.append(Flag(name, told, bool(metavar), values, is_file))
     return flags
 
 

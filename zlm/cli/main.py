@@ -4,6 +4,7 @@ Imports a command's module only when that command is run, so that ``zlm --help``
 ``zlm --version`` answer at once, on machines without a GPU too.
 """
 
+import errno
 import importlib
 import os
 import sys
@@ -23,13 +24,36 @@ COMMANDS = {
     "bench": "measure a server under load, the offline engine, a start, a step",
     "completion": "print what makes a shell complete commands and flags",
 }
-USAGE_ERROR = 2
+FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 CLOSED_PIPE = 141  # as the shell tells a death by SIGPIPE
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run ``zlm`` with arguments *words* (default: the process's); return the exit status."""
-    words = sys.argv[1:] if words is None else words
+    try:
+        try:
+            return _run(sys.argv[1:] if words is None else words)
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:  # while it was starting; the commands take care of it afterwards
+        return INTERRUPTED
+    except BrokenPipeError:  # who read the output has enough of it
+        _drop_output()
+        return CLOSED_PIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _drop_output()
+        print(f"zlm: cannot write: {error.strerror}", file=sys.stderr)
+        return FAILED
+
+
+def _drop_output() -> None:
+    """Send what is still to be printed nowhere: it would fail again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(words: Sequence[str]) -> int:
     first = words[0] if words else ""
     if first in ("-h", "--help", "help"):
         print(overview())
@@ -41,12 +65,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(_complaint(first), file=sys.stderr)
         return USAGE_ERROR
     command = importlib.import_module(f"zlm.cli.{first}")
-    try:
-        status: int = command.main(list(words[1:]))
-        sys.stdout.flush()
-    except BrokenPipeError:  # who read the output has enough of it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_PIPE
+    status: int = command.main(list(words[1:]))
     return status
 
 

@@ -217,7 +217,7 @@ def _read_file(path: str) -> Given:
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config {path}: {error}") from error
+        raise ConfigError(f"--config {path}: {_yaml_problem(error)}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path}: must be a mapping of flags to values")
     given = Given()
@@ -231,6 +231,14 @@ def _read_file(path: str) -> Given:
         except ConfigError as error:
             raise ConfigError(f"{path}: {error.message}") from error
     return given
+
+
+def _yaml_problem(error: Exception) -> str:
+    """Return what is wrong with a YAML file, in one line."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return str(error).splitlines()[0]
+    return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', error)}"
 
 
 def _yaml_words(flag: str, value: Any) -> list[str]:

@@ -26,6 +26,7 @@ from zlm.cli.run_client import Connection, Own, Running, Server, wait_ready
 from zlm.cli.run_input import Entry, digests, entries
 from zlm.cli.run_journal import Journal
 from zlm.errors import ConfigError
+from zlm.process.logs import escape
 from zlm.progress import ProgressBar
 
 SOME_FAILED = 3
@@ -116,7 +117,10 @@ def _defaults(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run(options: argparse.Namespace, flags: Sequence[str], defaults: dict[str, Any]) -> int:
+    _refuse_same(options.input, options.output)
     ids = digests(options.input)
+    if not ids:
+        print(f"zlm run: {options.input} holds no requests", file=sys.stderr)
     journal = Journal(options.output, anew=options.anew)
     try:
         journal.check(ids)
@@ -134,9 +138,21 @@ def _run(options: argparse.Namespace, flags: Sequence[str], defaults: dict[str, 
             f"zlm run: {len(journal.done)} answers{failed} in {options.output}, {seconds:.1f} s",
             file=sys.stderr,
         )
+        if journal.first_failure:
+            print(f"zlm run: the first error: {escape(journal.first_failure)}", file=sys.stderr)
     finally:
         journal.close()
     return SOME_FAILED if journal.num_failed else 0
+
+
+def _refuse_same(given: Path, output: Path) -> None:
+    """Raise ConfigError if the output is the input, under whatever name."""
+    try:
+        is_same = os.path.samefile(given, output)
+    except OSError:  # one of them is not there (yet)
+        return
+    if is_same:
+        raise ConfigError(f"--output {output} is the input: its requests would be lost")
 
 
 @contextmanager

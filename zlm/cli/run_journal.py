@@ -22,6 +22,7 @@ from zlm.errors import ConfigError, clip
 
 BATCH_ID = "batch_req_"
 DIGEST = re.compile(rf"[0-9a-f]{{{DIGEST_CHARACTERS}}}")
+REQUEST_KEYS = {"prompt", "messages", "body"}  # which no answer has
 SYNC_SECONDS = 1.0  # at most so much is lost when the machine itself fails
 
 
@@ -35,6 +36,7 @@ class Journal:
         """
         self.done: dict[str, str] = {}  # to the entry's digest; empty: an older run's, not known
         self.num_failed = 0  # of all answers, those that are errors
+        self.first_failure = ""  # its words
         self._path = path
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -78,8 +80,16 @@ class Journal:
             name = digest = None
         if not isinstance(name, str):
             raise ConfigError(f"{self._path} holds no answers: see line {number}; give --anew")
+        if REQUEST_KEYS & values.keys():
+            problem = f"{self._path} holds requests: see line {number}"
+            raise ConfigError(f"{problem}; give another output file")
         self.done[name] = digest if isinstance(digest, str) and DIGEST.fullmatch(digest) else ""
-        self.num_failed += _is_failure(values)
+        self._count(values)
+
+    def _count(self, values: dict[str, Any]) -> None:
+        if _is_failure(values):
+            self.num_failed += 1
+            self.first_failure = self.first_failure or clip(_reason(values))
 
     def check(self, wanted: Mapping[str, str]) -> None:
         """Raise ConfigError if there is an answer to what is not *wanted*: ids and digests."""
@@ -105,7 +115,7 @@ class Journal:
         if written < len(line):
             raise ConfigError(f"{self._path} took half of a line: the disk may be full")
         self.done[entry.id] = entry.digest
-        self.num_failed += _is_failure(values)
+        self._count(values)
         now = time.monotonic()
         if now - self._synced > SYNC_SECONDS:
             os.fdatasync(self._fd)
@@ -121,6 +131,15 @@ def _is_failure(values: dict[str, Any]) -> bool:
     response = values.get("response")
     is_refused = isinstance(response, dict) and response.get("status_code") != 200
     return values.get("error") is not None or is_refused
+
+
+def _reason(values: dict[str, Any]) -> str:
+    """Return what the line of a failure says in words."""
+    error = values.get("error")
+    if error is None:
+        body = values["response"].get("body")
+        error = body.get("error") if isinstance(body, dict) else body
+    return str(error.get("message", error) if isinstance(error, dict) else error)
 
 
 def _batch_answer(entry: Entry, status: int, body: Any, request_id: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ no clock and no file.
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zlm.errors import ConfigError
@@ -132,6 +132,12 @@ class Pace:
     def is_open(self) -> bool:
         """Whether arrivals are planned, so that times count from the planned moment."""
         return math.isfinite(self.request_rate)
+
+    def within(self, number: int) -> "Pace":
+        """Return what of this pace *number* conversations come to: no more of them at once."""
+        if self.is_open or self.concurrency <= number:
+            return self
+        return replace(self, concurrency=number)
 
     def arrivals(self, number: int, rng: random.Random) -> list[float]:
         """Return when each of *number* conversations is to begin, seconds from the start."""

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from zlm.errors import Internal
+from zlm.errors import ConfigError, Internal
 from zlm.process.linux import kill_when_parent_ends
 
 PAGE_PATHS = ("/health", "/v1/models")
@@ -23,7 +23,6 @@ PORT = "{port}"  # in a command that starts a server
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 STOP_SECONDS = 60.0
 LOOK_SECONDS = 0.02
-TAIL_LINES = 12
 
 
 def free_port() -> int:
@@ -111,6 +110,8 @@ class ServerProcess:
     ) -> None:
         """Start *command* and wait until it is ready; raises Internal if it is not to be.
 
+        Raises ConfigError for a command that cannot be run and a log that cannot be written.
+
         In it ``{port}`` stands for the port; without that it gets ``--port N``. *environment* is
         added to this process's; *log* is a file for what it logs, without which that goes to
         stderr.
@@ -122,14 +123,17 @@ class ServerProcess:
             words += ["--port", str(self.port)]
         start = time.monotonic()
         self.started_at = time.time()  # of the exec, seconds since the epoch
-        with log.open("wb") if log else nullcontext() as stderr:
-            self.process = subprocess.Popen(
-                words,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                env=os.environ | dict(environment or {}),
-                preexec_fn=kill_when_parent_ends,
-            )
+        try:
+            with log.open("wb") if log else nullcontext() as stderr:
+                self.process = subprocess.Popen(
+                    words,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    env=os.environ | dict(environment or {}),
+                    preexec_fn=kill_when_parent_ends,
+                )
+        except OSError as error:
+            raise ConfigError(f"{error.filename or words[0]}: {error.strerror}") from error
         try:
             self._wait(start + timeout_seconds)
         except BaseException:
@@ -140,16 +144,17 @@ class ServerProcess:
     def _wait(self, deadline: float) -> None:
         while not self._is_ready():
             if self.process.poll() is not None:
-                raise Internal(f"the server left with status {self.process.returncode}{self._tail}")
+                raise Internal(f"the server left with status {self.process.returncode}{self._end}")
             if time.monotonic() > deadline:
-                raise Internal(f"the server was not ready in time{self._tail}")
+                raise Internal(f"the server was not ready in time{self._end}")
             time.sleep(LOOK_SECONDS)
 
     @property
-    def _tail(self) -> str:
-        if self._log is None:
-            return ""
-        return "\n" + "\n".join(self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+    def _end(self) -> str:
+        """The last line of the log, to be put after what went wrong."""
+        said = self._log.read_text(errors="replace").split("\n") if self._log else []
+        last = next((line.strip() for line in reversed(said) if line.strip()), "")
+        return f": {last.removeprefix('zlm: ')}" if last else ""
 
     @property
     def url(self) -> str:

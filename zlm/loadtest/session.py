@@ -16,7 +16,7 @@ from zlm.errors import ConfigError, Internal
 from zlm.loadtest import processes
 from zlm.loadtest.client import Client, Progress, Server, Work
 from zlm.loadtest.figures import figures
-from zlm.loadtest.plan import ENDPOINTS, Conversation, Lengths, Limits, Pace, Shape, Turn
+from zlm.loadtest.plan import ENDPOINTS, ONE, Conversation, Lengths, Limits, Pace, Shape, Turn
 from zlm.loadtest.prompts import CHARACTERS_A_TOKEN, WORDS, Scale, Source, read
 from zlm.loadtest.stream import Record
 
@@ -73,7 +73,7 @@ def prepared(server: Server, plan: Plan) -> Plan:
         words = Scale.between(PROBE_WORDS, (counts[0], counts[1]))
         return replace(plan, source=replace(source, words=words))
     rough = read(plan.dataset, Scale(1 / CHARACTERS_A_TOKEN))
-    _check(rough, plan.shape.endpoint)
+    _check(rough, plan.shape.endpoint, plan.source.turns)
     text = " ".join(turn.prompt for talk in rough for turn in talk if isinstance(turn.prompt, str))
     scale = Scale(1 / CHARACTERS_A_TOKEN)
     if len(text) >= PROBE_CHARACTERS[1]:
@@ -82,8 +82,11 @@ def prepared(server: Server, plan: Plan) -> Plan:
     return replace(plan, source=replace(source, samples=read(plan.dataset, scale)))
 
 
-def _check(samples: list[Conversation], endpoint: str) -> None:
-    """Raise ConfigError unless every prompt has a form that *endpoint* takes."""
+def _check(samples: list[Conversation], endpoint: str, turns: Lengths) -> None:
+    """Raise ConfigError unless *endpoint* takes every prompt and some have the *turns* wanted."""
+    longest = max(map(len, samples))
+    if turns != ONE and (longest == 1 or longest < turns.low):
+        raise ConfigError(f"--turns {turns}: the longest conversation of --dataset has {longest}")
     refused = dict if endpoint == "completions" else int
     for talk in samples:
         for turn in talk:
@@ -116,14 +119,17 @@ def levels(server: Server, plan: Plan, seed: str, tell: Progress | None = None) 
     *seed* makes the prompts: with the same one a server's prefix cache may have met them. *tell* is
     told of a level's progress.
     """
-    for at, pace in enumerate(plan.paces):
+    for at, asked in enumerate(plan.paces):
         rng = random.Random(f"{seed}/{at}")
+        number = plan.number(asked)
+        pace = asked.within(number)
         _warm_up(server, plan, pace, rng)
-        number = plan.number(pace)
         talks = plan.source.conversations(number, rng)
         work = Work(server, plan.shape, pace, talks, pace.arrivals(number, rng), plan.think_seconds)
         seen = processes.run(work, plan.processes, tell)
         found = figures(seen, pace, plan.limits, streamed=plan.shape.is_streamed)
+        if pace != asked:
+            found["asked_conc"] = asked.concurrency
         lengths = {"prompt": str(plan.source.input), "output": str(plan.source.output or "file")}
         yield Level(pace, found | _numbers(lengths), seen.records)
 
@@ -136,7 +142,8 @@ def _warm_up(server: Server, plan: Plan, pace: Pace, rng: random.Random) -> None
     """Send short random requests, all at once."""
     number = plan.warm_up
     if number is None:
-        number = min(MOST_WARM_UPS, pace.concurrency or math.ceil(pace.request_rate))
+        clients = math.ceil(pace.request_rate) if pace.is_open else plan.number(pace)
+        number = min(MOST_WARM_UPS, pace.concurrency or clients)
     if number == 0:
         return
     most_input, most_output = WARM_UP_TOKENS

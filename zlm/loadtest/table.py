@@ -71,6 +71,10 @@ def remarks(level: dict[str, Any]) -> list[str]:
             f"goodput {number(level['goodput_req_s'])} requests/s: {level['good']} of {level['n']}"
             f" ({level['good_share']:.1%}) met {limits}"
         )
+    if "asked_conc" in level:
+        lines.append(
+            f"{level['conc']} at once, not {level['asked_conc']}: there were no more --requests"
+        )
     if level["errors"]:
         kinds = ", ".join(f"{count} x {kind}" for kind, count in level["errors_by_kind"].items())
         lines.append(f"errors: {kinds}; the first: {level['err']}")

@@ -20,7 +20,6 @@ from types import TracebackType
 from zlm.errors import ConfigError
 
 PREFIX = "zlm-"
-UNLOCKED_PREFIX = ".zlm-"  # its name until the lock is held, so that no cleaner takes it for stale
 MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path less its terminating zero
 LONGEST_SOCKET_NAME = len("/tokenizer-99999.sock")
 LONGEST_NAME = len(PREFIX) + 8
@@ -42,7 +41,7 @@ class RuntimeDirectory:
                 reasons.append(f"{parent} is longer than {room} bytes, which sockets leave for it")
                 continue
             try:
-                self.path, self._lock_fd = _create(parent)
+                self.path, self._lock_fd = create(parent, PREFIX)
             except OSError as error:
                 reasons.append(f"{parent}: {error.strerror}")
                 continue
@@ -78,13 +77,13 @@ def candidates(environment: Mapping[str, str]) -> Iterator[Path]:
             yield Path(name).absolute()
 
 
-def remove_stale(parent: Path) -> list[Path]:
-    """Remove runtime directories under *parent* whose owner is dead; return them.
+def remove_stale(parent: Path, prefix: str = PREFIX) -> list[Path]:
+    """Remove directories under *parent* that ``create`` made and whose owner is dead; return them.
 
     Only real directories of this user count: in a shared /tmp anyone can make the others.
     """
     removed = []
-    for path in parent.glob(f"{PREFIX}????????"):
+    for path in parent.glob(f"{prefix}????????"):
         try:
             facts = path.lstat()
             if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
@@ -98,10 +97,12 @@ def remove_stale(parent: Path) -> list[Path]:
     return removed
 
 
-def _create(parent: Path) -> tuple[Path, int]:
-    unlocked = Path(tempfile.mkdtemp(prefix=UNLOCKED_PREFIX, dir=parent))
+def create(parent: Path, prefix: str) -> tuple[Path, int]:
+    """Make a directory under *parent*, and lock it; return it and the lock, a file descriptor."""
+    # Its name begins with a dot until the lock is held, so that no cleaner takes it for stale.
+    unlocked = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
     lock_fd = _lock(unlocked)
-    path = parent / (PREFIX + unlocked.name.removeprefix(UNLOCKED_PREFIX))
+    path = parent / unlocked.name.removeprefix(".")
     unlocked.rename(path)
     return path, lock_fd
 

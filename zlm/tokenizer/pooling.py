@@ -290,8 +290,8 @@ def unserved(generates: bool) -> ZlmError:
     """Return the error for a request of the kind that this model does not serve."""
     if generates:
         return BadRequest(
-            "this model generates text: it gives no embeddings or scores. Start the server with "
-            "--runner pooling to make an embedding model of it",
+            "this model generates text: it gives no embeddings or scores. To make an embedding "
+            'model of it: LLM(..., runner="pooling"), or zlm serve --runner pooling',
             code="model_not_supported",
         )
     return BadRequest(

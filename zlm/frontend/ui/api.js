@@ -42,10 +42,14 @@ export async function ask(path, { body, signal } = {}) {
     throw new ApiError(0, "no connection to the server");
   }
   if (response.ok) return response;
-  throw await failure(response);
+  throw await failure(response, key);
 }
 
-async function failure(response) {
+async function failure(response, key) {
+  if (response.status === 401) {
+    const wrong = "The key was wrong: it is not one of this server's.";
+    return new ApiError(401, key ? wrong : "This server answers only with a key.");
+  }
   let message = `the server answered with status ${response.status}`;
   try {
     message = (await response.json()).error.message || message;

@@ -118,12 +118,13 @@ export class Histogram {
     this.element = el("div", { class: "histogram" }, this._bars, this._ends);
   }
 
-  show(bounds, counts) {
+  /** `nothing`: what is said where nothing was counted. */
+  show(bounds, counts, nothing) {
     const used = counts.map((each, n) => (each ? n : -1)).filter((n) => n >= 0);
     if (!used.length) {
-      this._bars.replaceChildren(el("p", { class: "nothing", text: "nothing yet" }));
+      this._bars.replaceChildren(el("p", { class: "nothing", text: nothing }));
       this._ends.replaceChildren();
-      this._bars.setAttribute("aria-label", `${this._label}: nothing yet`);
+      this._bars.setAttribute("aria-label", `${this._label}: ${nothing}`);
       return;
     }
     const [first, last] = [Math.max(0, used[0] - 1), Math.min(counts.length - 1, used.at(-1) + 1)];

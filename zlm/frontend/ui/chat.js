@@ -55,6 +55,10 @@ export class Chat {
     column.addEventListener("pointerdown", (event) => {
       if (!bar.contains(event.target)) this._uncover();
     });
+    WIDE.addEventListener("change", () => {
+      if (WIDE.matches) this._toggle(this._history.element, true);
+      else this._uncover();
+    });
     element.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this._escape();
     });

@@ -4,11 +4,12 @@
 import { LineChart, Spark } from "./charts.js";
 import { el } from "./dom.js";
 import { Latency } from "./latency.js";
-import { count, duration, percent, rate } from "./numbers.js";
+import { count, counted, duration, percent, rate } from "./numbers.js";
 import { Memory, Recent, Start } from "./tables.js";
 
 const KEPT_SECONDS = 300;
 const MINUTE = 60;
+const BETWEEN = 2; // seconds from event to event, at most, while all is well
 
 const TILES = [
   ["running", "Running", (now) => count(now.running), (now) => now.running],
@@ -24,6 +25,7 @@ export class Dashboard {
   constructor(element) {
     this._element = element;
     this._kept = []; // events of the last minutes
+    this._begun = "since you opened this page"; // when the first of them was
     this._tiles = TILES.map(([name, label]) => new Tile(name, label));
     const tokens = [["output", "one"], ["prompt", "two"]];
     this._tokens = new LineChart("Tokens per second", tokens, rate);
@@ -54,9 +56,16 @@ export class Dashboard {
     if (event.about) this._takeAbout(event.about);
     if (event.recent) this._recent.take(event.recent);
     this._element.classList.remove("stale");
-    if (this._kept.length && event.counters.steps < this._kept.at(-1).counters.steps) this._kept = [];
+    if (this._kept.length && event.counters.steps < this._kept.at(-1).counters.steps) {
+      this._kept = [];
+      this._begun = "since the engine restarted";
+    }
     const minute = this._kept.find((each) => event.time - each.time <= MINUTE);
-    now.hitRate = hitRate(now, minute);
+    const whole = minute && event.time - minute.time >= MINUTE - BETWEEN;
+    now.since = whole ? "last minute" : this._begun;
+    const fresh = hitRate(now.counters, minute?.counters);
+    now.hitRate = fresh ?? hitRate(now.counters);
+    now.hitsSince = minute && fresh !== null ? now.since : "since the start";
     this._kept.push(now);
     while (event.time - this._kept[0].time > KEPT_SECONDS) this._kept.shift();
     this._show(now, minute);
@@ -70,7 +79,8 @@ export class Dashboard {
   _takeAbout(about) {
     this._about = about;
     const facts = [about.models.join(", "), about.architecture, about.device, about.memory?.dtype];
-    facts.push(`context of ${count(about.max_model_len)} tokens`, `up to ${about.max_num_seqs} sequences`);
+    const sequences = `up to ${counted(about.max_num_seqs, "sequence")}`;
+    facts.push(`context of ${count(about.max_model_len)} tokens`, sequences);
     if (about.front_ends > 1) facts.push(`${about.front_ends} front ends`);
     if (about.tokenizers > 1) facts.push(`${about.tokenizers} tokenizers`);
     facts.push(`zlm ${about.version}`);
@@ -86,14 +96,14 @@ export class Dashboard {
       this._tiles[n].show(word(now), points.map(value), SHARES.has(name) ? 1 : null);
     });
     this._tiles[2].note = `${count(now.kv_usage * now.kv_tokens)} of ${count(now.kv_tokens)} tokens`;
-    this._tiles[3].note = minute && now.hitRate !== null ? "last minute" : "since the start";
-    this._tiles[0].note = `${count(now.open)} open requests`;
+    this._tiles[3].note = now.hitsSince;
+    this._tiles[0].note = counted(now.open, "open request");
     this._tokens.show(points.map(({ time, rates }) => ({
       time,
       values: [rates?.generation_tokens ?? 0, rates?.prompt_tokens ?? 0],
     })));
     this._sequences.show(points.map(({ time, running, waiting }) => ({ time, values: [running, waiting] })));
-    this._latency.show(now, minute ?? now);
+    this._latency.show(now, minute ?? now, now.since);
     this._recent.show(now.time);
     this._memory.show(now);
     this._showTotals(now);
@@ -118,12 +128,11 @@ export class Dashboard {
   }
 }
 
-/** The share of prompt tokens found in the cache, of the last minute if it had any. */
-function hitRate(now, minute) {
-  const then = minute?.counters ?? { queries: 0, hits: 0 };
-  const queries = now.counters.queries - then.queries;
-  if (queries > 0) return (now.counters.hits - then.hits) / queries;
-  return now.counters.queries ? now.counters.hits / now.counters.queries : null;
+/** The share of prompt tokens found in the cache since `then`; null if none was looked for. */
+function hitRate(now, then) {
+  if (!then) return now.queries ? now.hits / now.queries : null;
+  const queries = now.queries - then.queries;
+  return queries > 0 ? (now.hits - then.hits) / queries : null;
 }
 
 class Tile {

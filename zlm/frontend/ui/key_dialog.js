@@ -17,10 +17,23 @@ export class KeyDialog {
     find("cancel").addEventListener("click", () => this._dialog.close());
     find("form").addEventListener("submit", (event) => {
       event.preventDefault();
-      storeKey(this._input.value.trim(), this._keep.checked);
+      const key = this._input.value.trim();
+      const strange = key.match(/[^!-~]/gu);
+      if (strange) {
+        this._refuse(strange);
+        return;
+      }
+      storeKey(key, this._keep.checked);
       this._dialog.close();
       onKey();
     });
+  }
+
+  /** Say that a key cannot have some characters: no header can hold them. */
+  _refuse(characters) {
+    const names = [...new Set(characters)].map((each) => (each === " " ? "a space" : each));
+    this._reason.textContent = `A key cannot have these characters: ${names.join(" ")}`;
+    this._input.select();
   }
 
   open(reason) {

@@ -25,11 +25,13 @@ export class Latency {
       const head = el("h3", {}, title, " ", el("small", { text: note }));
       return el("div", { class: "latency" }, head, numbers, chart.element, counted);
     });
+    this._buttons = [];
     const choice = el("div", { class: "choice", role: "group", "aria-label": "Which times" });
     for (const [text, minute] of [["last minute", true], ["since the start", false]]) {
       const button = el("button", { type: "button", text, "aria-pressed": String(minute) });
       button.addEventListener("click", () => this._choose(choice, button, minute));
       choice.append(button);
+      this._buttons.push(button);
     }
     const head = el("div", { class: "panel-head" }, el("h2", { text: "Latency" }), choice);
     this.element = el("section", { class: "panel" }, head, el("div", { class: "latencies" }, ...cards));
@@ -41,9 +43,11 @@ export class Latency {
     if (this._last) this.show(...this._last);
   }
 
-  /** Show what was counted until `now`, since `then` if the last minute is chosen. */
-  show(now, then) {
-    this._last = [now, then];
+  /** Show what was counted until `now`, since `then` if that is chosen; `since` says when it was. */
+  show(now, then, since) {
+    this._last = [now, then, since];
+    this._buttons[0].textContent = since;
+    const nothing = this._minute ? `nothing ${since === "last minute" ? "in the " : ""}${since}` : "nothing yet";
     if (!this.bounds) return;
     for (const [name, { chart, numbers, counted }] of Object.entries(this._parts)) {
       const all = now.histograms[name] ?? [];
@@ -51,7 +55,7 @@ export class Latency {
       // The last cell is the sum of all times.
       const counts = all.slice(0, -1).map((each, n) => each - (before[n] ?? 0));
       const bounds = this.bounds[name];
-      chart.show(bounds, counts);
+      chart.show(bounds, counts, nothing);
       const cells = SHARES.map(([label, share]) =>
         el("div", {}, el("dt", { text: label }), el("dd", { text: seconds(quantile(bounds, counts, share)) })),
       );

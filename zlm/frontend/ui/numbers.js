@@ -9,6 +9,11 @@ export function count(value) {
   return Math.round(value).toLocaleString("en");
 }
 
+/** So many of what `noun` names. */
+export function counted(value, noun) {
+  return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
 /** A speed: whole from 100 on, else with a digit. */
 export function rate(value) {
   if (value === null || value === undefined) return "–";
