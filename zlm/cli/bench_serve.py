@@ -25,7 +25,6 @@ from zlm.loadtest.prompts import COMMON_VOCAB
 from zlm.loadtest.report import write_records, write_report
 from zlm.loadtest.servers import PORT, ServerProcess, serve_command
 from zlm.loadtest.session import Level, levels, prepared
-from zlm.models.config import load_spec
 from zlm.weights.resolve import resolve_model
 
 TARGETS = """\
@@ -165,6 +164,8 @@ def vocab_of(target: str) -> int:
     """Return below what random token ids are: all of a model's, or what most models have."""
     if "://" in target or PORT in target:
         return COMMON_VOCAB
+    from zlm.models.config import load_spec  # takes a while to import
+
     return load_spec(resolve_model(_words(target)[0])).vocab_size
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from zlm.errors import ConfigError, Internal
 from zlm.loadtest.figures import percentile
-from zlm.models.config import load_spec
 
 if TYPE_CHECKING:  # importing the offline engine would slow --help down
     from zlm.llm import LLM
@@ -63,6 +62,7 @@ def measured(
     keywords: of ``LLM``, beside those that make a fair measurement.
     """
     from zlm.llm import LLM
+    from zlm.models.config import load_spec
 
     vocab = load_spec(path).vocab_size
     began = time.perf_counter()
