@@ -21,13 +21,15 @@ TORCH_FREE = [
 # A package may import those of a smaller number; values anyone carries stand at the bottom.
 LEVEL = {
     "errors": 0, "config": 1, "sampling_params": 1, "outputs": 1, "metrics": 1, "messages": 2,
-    "api_keys": 1, "config_server": 1, "config_types": 1, "request_messages": 2,
+    "api_keys": 1, "config_server": 1, "config_types": 1, "config_parallel": 1,
+    "request_messages": 2,
     "pooling_params": 1, "process_messages": 2, "scores": 2, "prompts": 1, "progress": 1,
     "ipc": 3, "process": 4, "kernels": 4, "ops": 5, "layers": 6, "weights": 7, "models": 7,
     "worker": 8, "engine": 9, "tokenizer": 10, "llm": 11, "offline": 11,
     "offline_pooling": 11, "offline_options": 11, "offline_calls": 11, "offline_text": 11,
     "beam_search": 11, "async_llm": 11, "frontend": 11,
-    "supervisor": 11, "loadtest": 11, "cli": 12, "serve": 13, "entrypoints": 13,
+    "supervisor": 11, "loadtest": 11, "cli": 12, "serve": 13, "__main__": 13,
+    "entrypoints": 13,
 }  # fmt: skip
 
 

@@ -25,7 +25,10 @@ from zlm.process_messages import (
     Fatal as Fatal,
     KernelTime as KernelTime,
     Launch as Launch,
+    Lost as Lost,
     Message as Message,
+    NodeState as NodeState,
+    Order as Order,
     PeerLost as PeerLost,
     PeerUp as PeerUp,
     Probe as Probe,
@@ -286,6 +289,7 @@ class WorkerReady(Message, frozen=True, tag=82):
     num_blocks: list[int]  # of each group, the null block included
     device: str
     dtype: str
+    address: str = ""  # of its inbox, if it is on another machine than the engine core
 
 
 ToFrontend = (
@@ -332,4 +336,3 @@ ToEngine = (
 )
 ToWorker = Launch | Stop | Execute | Masks | Profile
 ToSupervisor = Ready | Progress | Fatal | Drained | Probed | Profiled | Administer | Administered
-ToLLM = Ready | Progress | Fatal | StepOutput | EngineReady  # the offline LLM is both owners

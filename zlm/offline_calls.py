@@ -15,6 +15,7 @@ from zlm.config import Resolved
 from zlm.errors import BadRequest, ZlmError
 from zlm.messages import ChatPrompt, Generate, Pool
 from zlm.offline import Answer, OfflineEngine
+from zlm.offline_options import check_keywords
 from zlm.offline_text import TextAnswer
 from zlm.outputs import RequestOutput
 from zlm.prompts import ChatMessage, Prompt, as_list, conversation, conversations, prompt_parts
@@ -96,7 +97,11 @@ def chat(
     priority: Priority,
     options: ChatOptions,
 ) -> TextCall:
-    """Return the call that answers one conversation or several."""
+    """Return the call that answers one conversation or several.
+
+    Raises TypeError for an option that there is not.
+    """
+    check_keywords("chat", options, ChatOptions)
     continues = options.get("continue_final_message", False)
     generates = options.get("add_generation_prompt", True)
     if continues and generates:

@@ -4,6 +4,7 @@ Defaults are not repeated here: a keyword that is left out is what ``zlm.config`
 """
 
 import os
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Literal, TypedDict
 
@@ -81,10 +82,7 @@ def config_of(model: str | os.PathLike[str], options: EngineOptions) -> Config:
 
     Raises TypeError for an unknown keyword, ConfigError for a value of another type or range.
     """
-    for name in options.keys() - EngineOptions.__annotations__.keys():
-        near = get_close_matches(name, EngineOptions.__annotations__, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise TypeError(f"LLM() got an unexpected keyword argument {name!r}{hint}")
+    check_keywords("LLM", options, EngineOptions)
     parts: dict[str, dict[str, Any]] = {"model": {"model": os.fspath(model)}}
     for part, words in FIELDS.items():
         for keyword, _, field in (word.partition(":") for word in words.split()):
@@ -96,6 +94,14 @@ def config_of(model: str | os.PathLike[str], options: EngineOptions) -> Config:
         raise ConfigError(f"LLM(): {error}") from error
     check(config)
     return config
+
+
+def check_keywords(call: str, given: Mapping[str, object], known: type) -> None:
+    """Raise TypeError, as Python does, for a keyword that the TypedDict *known* lacks."""
+    for name in given.keys() - known.__annotations__.keys():
+        near = get_close_matches(name, known.__annotations__, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise TypeError(f"{call}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def _plain(value: Any) -> Any:

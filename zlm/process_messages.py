@@ -161,6 +161,41 @@ class Administered(Message, frozen=True, tag=16):
     count: int
 
 
+class Lost(Message, frozen=True, tag=17):
+    """Part of NodeState: a worker there is dead or must die, and why."""
+
+    role: str
+    index: int
+    reason: str
+    incarnation: int
+
+
+class NodeState(Message, frozen=True, tag=18):
+    """Supervisor of another machine → the head's, every second and with news: how it is there."""
+
+    rank: int  # of the node
+    session: int  # a number of that supervisor's own, to tell it from a former one
+    head: int  # session of the head's supervisor that it follows; 0: none yet
+    address: str  # where it takes an Order
+    facts: dict[str, str]  # what must be the same on all nodes, as far as it is known
+    running: int = -1  # incarnation of its living workers; -1: none lives
+    news: list[Ready | Progress | Lost] = []
+
+
+class Order(Message, frozen=True, tag=19):
+    """The head's supervisor → that of another machine, every second and when it changes.
+
+    What is to be there: workers of an incarnation, and what they run once that is known. Those of
+    any other are to die.
+    """
+
+    session: int  # of the head's supervisor
+    incarnation: int = -1  # -1: no workers
+    launch: Launch | None = None
+    leave: bool = False  # stop the workers and exit with status 0, or with 1 after a ``fault``
+    fault: str = ""
+
+
 class Profile(Message, frozen=True, tag=9):
     """LLM → worker: measure ``steps`` steps after ``skip`` more. Answered by Profiled at once.
 

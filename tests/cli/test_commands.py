@@ -92,5 +92,10 @@ def test_where_old_guides_start_a_server() -> None:
     ]
 
 
+def test_the_package_is_the_command() -> None:
+    assert run("zlm", "--version").stdout == f"zlm {__version__}\n"
+    assert run("zlm", "srve").returncode == 2
+
+
 def test_module_serve_is_serve() -> None:
     assert run("zlm.serve", "--help").stdout == run("zlm.cli.main", "serve", "--help").stdout

@@ -4,42 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from frontend_house import House, answer, delta, render, resolved
+from frontend_house import answer, bare_house, delta, house, make_house, make_resolved, render
 
-from zlm.config import Resolved, ServerLimits
-from zlm.messages import Delta, Launch, ServerState
+from zlm.messages import Delta
 
-
-@pytest.fixture
-def make_house() -> Callable[..., House]:
-    """Make a house that is ready; keywords are ServerOptions' (``limits`` a dict)."""
-
-    def make(*, num_tokenizers: int = 1, ready: bool = True, **server: Any) -> House:
-        house = House(num_tokenizers=num_tokenizers)
-        if "limits" in server:
-            server["limits"] = ServerLimits(**server["limits"])
-        house.take(Launch(resolved(**server)))
-        if ready:
-            house.take(ServerState("ready"))
-        return house
-
-    return make
-
-
-@pytest.fixture
-def make_resolved() -> Callable[..., Resolved]:
-    return resolved
-
-
-@pytest.fixture
-def house(make_house: Callable[..., House]) -> House:
-    return make_house()
-
-
-@pytest.fixture
-def bare_house() -> House:
-    """A house that no Launch has reached."""
-    return House()
+__all__ = ["bare_house", "house", "make_house", "make_resolved"]
 
 
 @pytest.fixture

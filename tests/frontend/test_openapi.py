@@ -19,7 +19,6 @@ from zlm.frontend.openai import (
     tokenize,
 )
 from zlm.frontend.openai.field_docs import DESCRIPTIONS, limits_of
-from zlm.frontend.openai.operation import ERRORS
 from zlm.frontend.openai.operations import OPERATIONS
 from zlm.frontend.openai.operations_admin import ADMIN
 from zlm.messages import Deltas, Pooled, TokenLogprob, ToolCallDelta
@@ -97,10 +96,8 @@ def test_administration_is_told_where_there_are_administrators(make_house):
             assert operation["security"] and {"401", "403"} <= set(operation["responses"])
 
 
-@pytest.mark.parametrize("operation", ADMIN, ids=lambda operation: operation.path)
-def test_examples_of_administration_are_good(operation):
-    if operation.answer_example:
-        conforms(operation.answer_example, operation.answer)
+def test_examples_of_administration_are_good():
+    (operation,) = [operation for operation in ADMIN if operation.request is not None]
     for example in operation.examples.values():
         abort_decoder.decode(msgspec.json.encode(example), "reject")
 
@@ -123,17 +120,7 @@ def test_examples_of_requests_are_good(house, operation):
             assert house.post(operation.path, example).status == 200
 
 
-@pytest.mark.parametrize(
-    "operation", [o for o in OPERATIONS if o.answer_example], ids=lambda operation: operation.path
-)
-def test_examples_of_answers_are_of_their_type(operation):
-    conforms(operation.answer_example, operation.answer)
-
-
-def test_errors_have_examples_and_the_status_of_their_kind(house, document):
-    for name, response in document["components"]["responses"].items():
-        conforms(response["content"]["application/json"]["example"], answer_types.ErrorBody)
-        assert name in ERRORS
+def test_errors_are_of_the_type_told(house):
     conforms(house.ask("GET", "/nowhere").json(), answer_types.ErrorBody)
 
 

@@ -118,6 +118,12 @@ def test_chat_continues_the_last_message(llm: LLM) -> None:
         llm.chat(messages, GREEDY, continue_final_message=True, use_tqdm=False)
 
 
+def test_a_misspelt_option_is_named(llm: LLM) -> None:
+    options = {"add_generaton_prompt": False}
+    with pytest.raises(TypeError, match="did you mean 'add_generation_prompt'"):
+        llm.chat([{"role": "user", "content": "a"}], GREEDY, **options)
+
+
 def test_default_sampling_params(llm: LLM) -> None:
     defaults = llm.get_default_sampling_params()
     defaults.temperature, defaults.max_tokens = 0, 8

@@ -1,33 +1,21 @@
 """A shape without a tokenizer: ids in, ids out, and clear words for everything else."""
 
-import json
 from collections.abc import Iterator
 
 import pytest
+from config_files import LLAMA, write
 
 from zlm import LLM, SamplingParams
 from zlm.errors import BadRequest, ConfigError
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 300,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float32",
-    "max_position_embeddings": 256,
-}
+CONFIG = LLAMA | {"max_position_embeddings": 256, "torch_dtype": "float32"}
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def shape(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("shape")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    write(folder, "config.json", CONFIG)
     return str(folder)
 
 

@@ -432,53 +432,35 @@ def test_an_aborted_sequence_says_so(make_engine: Callable) -> None:
     assert (answer.items[0].text, answer.items[0].finish_reason) == ("x", "abort")
 
 
+@pytest.mark.parametrize("method", ["push", "next_delta"])
 def test_a_fault_ends_its_request_alone(
-    make_engine: Callable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    make_engine: Callable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    method: str,
+) -> None:  # fmt: skip
+    """At a first token, and in a stream under way."""
     engine = make_engine()
     (bad,) = engine.generate("a", n=2, stream=True)
     (good,) = engine.generate("b", request_id=2, stream=True)
-    push = Choice.push
+    (token,) = ids(engine, "x")
+    rows = [(i, token, RUNNING) for i in (bad.seq_id, bad.seq_id + 1, good.seq_id)]
+    if method == "next_delta":
+        engine.step(*rows)
+    sound = getattr(Choice, method)
 
-    def failing(choice: Choice, *arguments: Any) -> bool:
+    def failing(choice: Choice, *arguments: Any) -> Any:
         if choice.request_id == 1:
             raise RuntimeError("a bug")
-        return push(choice, *arguments)
+        return sound(choice, *arguments)
 
-    monkeypatch.setattr(Choice, "push", failing)
-    (token,) = ids(engine, "x")
+    monkeypatch.setattr(Choice, method, failing)
     with caplog.at_level(logging.ERROR):
-        rows = [(bad.seq_id, token, RUNNING), (bad.seq_id + 1, token, RUNNING)]
-        deltas, failed = engine.step(*rows, (good.seq_id, token, RUNNING))
-    assert [d.request_id for d in deltas.items] == [2]
+        deltas, failed = engine.step(*rows)
+    assert [(d.request_id, d.text) for d in deltas.items] == [(2, "x")]
     assert (failed.request_id, failed.status) == (1, 500)
     assert "a bug" not in failed.message
     assert "a bug" in caplog.text
     assert engine.aborts == [bad.seq_id, bad.seq_id + 1]
     assert engine.core.open_requests == 1
-
-
-def test_a_fault_in_a_stream_under_way_ends_its_request_alone(
-    make_engine: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = make_engine()
-    (bad,) = engine.generate("a", stream=True)
-    (good,) = engine.generate("b", request_id=2, stream=True)
-    (token,) = ids(engine, "x")
-    rows = [(bad.seq_id, token, RUNNING), (good.seq_id, token, RUNNING)]
-    engine.step(*rows)
-    next_delta = Choice.next_delta
-
-    def failing(choice: Choice, token_id: int) -> Delta | None:
-        if choice.request_id == 1:
-            raise RuntimeError("a bug")
-        return next_delta(choice, token_id)
-
-    monkeypatch.setattr(Choice, "next_delta", failing)
-    deltas, failed = engine.step(*rows)
-    assert [(d.request_id, d.text, d.num_output_tokens) for d in deltas.items] == [(2, "x", 2)]
-    assert (failed.request_id, failed.status) == (1, 500)
-    assert engine.aborts == [bad.seq_id]
 
 
 def test_only_streams_that_ask_for_text_alone_take_the_short_way(make_engine: Callable) -> None:

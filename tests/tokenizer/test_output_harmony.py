@@ -1,9 +1,10 @@
 """Harmony: channels become reasoning, content and calls. CASES 80, 82, 84."""
 
 import pytest
+from output_events import joined
 
 from zlm.tokenizer.output_known import REASONING_FORMATS, TOOL_FORMATS
-from zlm.tokenizer.output_parser import OutputParser, joined
+from zlm.tokenizer.output_parser import OutputParser
 from zlm.tokenizer.output_source import (
     CallArguments,
     CallBegin,

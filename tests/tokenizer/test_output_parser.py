@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from output_events import joined
 
 from zlm.tokenizer.output_known import NAMED, REASONING_FORMATS, REQUIRED, TOOL_FORMATS
-from zlm.tokenizer.output_parser import OutputParser, joined
+from zlm.tokenizer.output_parser import OutputParser
 from zlm.tokenizer.output_source import (
     CallArguments,
     CallBegin,

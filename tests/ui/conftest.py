@@ -1,39 +1,5 @@
 """The houses of tests/frontend."""
 
-from collections.abc import Callable
-from typing import Any
+from frontend_house import bare_house, house, make_house, make_resolved
 
-import pytest
-from frontend_house import House, resolved
-
-from zlm.config import Resolved
-from zlm.messages import Launch, ServerState
-
-
-@pytest.fixture
-def make_resolved() -> Callable[..., Resolved]:
-    return resolved
-
-
-@pytest.fixture
-def make_house() -> Callable[..., House]:
-    """Make a house that is ready; keywords are ServerOptions'."""
-
-    def make(**server: Any) -> House:
-        house = House()
-        house.take(Launch(resolved(**server)))
-        house.take(ServerState("ready"))
-        return house
-
-    return make
-
-
-@pytest.fixture
-def house(make_house: Callable[..., House]) -> House:
-    return make_house()
-
-
-@pytest.fixture
-def bare_house() -> House:
-    """A house that no Launch has reached."""
-    return House()
+__all__ = ["bare_house", "house", "make_house", "make_resolved"]

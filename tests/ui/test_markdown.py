@@ -87,7 +87,6 @@ PARTS = [
     "*", "**", "_", "`", "```\n", "[", "](", ")", "<", ">", "\n", "\n\n", "- ", "1. ", "> ", "|",
     "|-|-|\n", "# ", "a", "b c", "  ", "    ", "~~", "\\", "!", "http://x.y", "\n---\n",
 ]  # fmt: skip
-LONG = [*PARTS, "*a ", "[a", "`a", "**a", "> - ", "# ", "<a", "![", "  #"]
 
 
 def test_any_text_is_shown_alike_at_once_and_bit_by_bit(page):

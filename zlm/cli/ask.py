@@ -112,20 +112,20 @@ class Address:
     prefix: str  # of its paths
 
 
-def address(url: str) -> Address:
+def address(url: str, flag: str = "--url ") -> Address:
     """Return what *url* says, with or without ``/v1`` at its end; raise ConfigError if nothing."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise ConfigError(f"--url {url}: {error}") from error
+        raise ConfigError(f"{flag}{url}: {error}") from error
     if parts.scheme not in ("http", "https") or not host:
-        raise ConfigError(f"--url {url}: must be like http://127.0.0.1:8000")
+        raise ConfigError(f"{flag}{url}: must be like http://127.0.0.1:8000")
     is_tls = parts.scheme == "https"
     try:
         host.encode("idna")
     except UnicodeError as error:
-        raise ConfigError(f"--url {url}: no host can have the name {host}") from error
+        raise ConfigError(f"{flag}{url}: no host can have the name {host}") from error
     prefix = quote(parts.path, safe="/%:@!$&'()*+,;=~").rstrip("/").removesuffix("/v1")
     return Address(is_tls, host, port or (443 if is_tls else 80), prefix)
 

@@ -187,9 +187,13 @@ def _add_measuring(group: argparse._ArgumentGroup) -> None:
 
 
 def server_at(url: str, options: argparse.Namespace) -> Server:
-    """Return the server that *url* names, asked as *options* say."""
-    return Server.at(
-        url,
+    """Return the server that *url* names, asked as *options* say. Raises ConfigError."""
+    where = ask.address(url, flag="")
+    return Server(
+        where.host,
+        where.port,
+        where.prefix,
+        where.is_tls,
         api_key=options.api_key,
         keeps_alive=options.keep_alive,
         timeout_seconds=options.timeout,

@@ -31,11 +31,7 @@ NO_RETRY = b"x-should-retry: false\r\n"  # OpenAI's clients then do not, whateve
 MAX_NAME_CHARACTERS = 256
 
 
-class StrictAbortRequest(AbortRequest, kw_only=True, forbid_unknown_fields=True):
-    """The same, and nothing else."""
-
-
-abort_decoder = BodyDecoder(AbortRequest, StrictAbortRequest)
+abort_decoder = BodyDecoder(AbortRequest)
 
 
 class Call:

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from zlm.config import Resolved
 from zlm.errors import Overloaded
 from zlm.frontend import snapshot, sse
 from zlm.frontend.exchange import Exchange
-from zlm.frontend.exposition import Pages
+from zlm.frontend.metrics import FrontendMetrics
 from zlm.frontend.recent import Ended, RecentRequests
 from zlm.frontend.routes import Route
 from zlm.frontend.snapshot import Moment
@@ -30,16 +30,6 @@ MOST_VIEWERS = 64  # of a front end
 logger = logging.getLogger(__name__)
 
 
-class Counts(Protocol):
-    """What the dashboard reads: ``FrontendMetrics``."""
-
-    def pages(self) -> Pages:
-        """Return the count pages of all processes."""
-
-    def memory(self) -> dict[str, int]:
-        """Return the resident bytes of each process."""
-
-
 class Dashboard:
     """The viewers of one front end. ``later`` is set before the first one comes.
 
@@ -49,7 +39,7 @@ class Dashboard:
 
     def __init__(
         self,
-        counts: Counts,
+        counts: FrontendMetrics,
         recent: RecentRequests,
         state: Callable[[], tuple[str, str]],
         runtime: Path | None = None,

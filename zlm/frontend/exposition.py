@@ -95,14 +95,15 @@ class Exposition(Collector):
         yield from self._processes(stats)
 
     def _engine(self, stats: EngineStats) -> Iterator[Metric]:
-        for field, (name, text) in _GAUGES.items():
-            gauge = GaugeMetricFamily(name, text, labels=_LABELS)
-            gauge.add_metric(self._labels, getattr(stats, field))
-            yield gauge
-        for field, (name, text) in _COUNTERS.items():
-            counter = CounterMetricFamily(name, text, labels=_LABELS)
-            counter.add_metric(self._labels, getattr(stats, field))
-            yield counter
+        for field, told in _GAUGES.items():
+            yield self._one(GaugeMetricFamily, *told, getattr(stats, field))
+        for field, told in _COUNTERS.items():
+            yield self._one(CounterMetricFamily, *told, getattr(stats, field))
+
+    def _one(self, kind: type[Family], name: str, text: str, value: float) -> Family:
+        family = kind(name, text, labels=_LABELS)
+        family.add_metric(self._labels, value)
+        return family
 
     def _histograms(self, stats: EngineStats) -> Iterator[Metric]:
         for name, bounds in histogram_buckets(self._resolved.max_model_len).items():
@@ -125,24 +126,14 @@ class Exposition(Collector):
             "enable_prefix_caching": cache.enable_prefix_caching,
             "engine": ENGINE,
         }
-        family = GaugeMetricFamily(
-            "vllm:cache_config_info", "How the KV cache is laid out", labels=tuple(facts)
-        )
-        family.add_metric([str(value) for value in facts.values()], 1)
-        return family
+        return _info("vllm:cache_config_info", "How the KV cache is laid out", facts)
 
     def _absent(self) -> Iterator[Metric]:
         """Yield what vLLM's dashboards read and this version has none of."""
         for name, text in _SPECULATION.items():
-            counter = CounterMetricFamily(name, text, labels=_LABELS)
-            counter.add_metric(self._labels, 0)
-            yield counter
+            yield self._one(CounterMetricFamily, name, text, 0)
         facts = {"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""}
-        adapters = GaugeMetricFamily(
-            "vllm:lora_requests_info", "Adapters in use: none are served", labels=tuple(facts)
-        )
-        adapters.add_metric(list(facts.values()), 1)
-        yield adapters
+        yield _info("vllm:lora_requests_info", "Adapters in use: none are served", facts)
 
     # ------------------------------------------------------------------- sums of front ends
 
@@ -176,12 +167,9 @@ class Exposition(Collector):
     # ------------------------------------------------------------------- processes
 
     def _processes(self, stats: EngineStats) -> Iterator[Metric]:
-        restarts = CounterMetricFamily(
-            "zlm:engine_restarts", "Engine cores that took the place of another", labels=_LABELS
-        )
         starts = self._pages.get("engine", {}).get(0, {}).get(STARTS, [1.0])[0]
-        restarts.add_metric(self._labels, max(0.0, starts - 1.0))
-        yield restarts
+        text = "Engine cores that took the place of another"
+        yield self._one(CounterMetricFamily, "zlm:engine_restarts", text, max(0.0, starts - 1.0))
         queues = GaugeMetricFamily(
             "zlm:queue_requests",
             "What is open or waits at a process: requests at front ends and tokenizers, waiting "
@@ -209,6 +197,13 @@ def summed(pages: Mapping[int, Values]) -> dict[tuple[str, ...], float]:
             parts = tuple(name.split("\t"))
             sums[parts] = sums.get(parts, 0.0) + cells[0]
     return sums
+
+
+def _info(name: str, text: str, facts: Mapping[str, object]) -> Metric:
+    """Return the family of one metric that tells *facts* in its labels."""
+    family = GaugeMetricFamily(name, text, labels=tuple(facts))
+    family.add_metric([str(value) for value in facts.values()], 1)
+    return family
 
 
 def _by_labels(family: Family, entry: str, counted: Mapping[tuple[str, ...], float]) -> Family:

@@ -4,41 +4,34 @@ Knows the bodies; how a command is sent, and who answers, is ``endpoints``'.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, TypeVar
 
 from zlm.config import Resolved
 from zlm.frontend.exchange import Exchange
 from zlm.frontend.openai import classify, embeddings, scoring
+from zlm.frontend.openai.body import BodyDecoder
 from zlm.frontend.openai.embeddings import InputFields, PoolingFields
 from zlm.frontend.routes import Handler
-from zlm.messages import Pool
-from zlm.scores import Pairs
+from zlm.messages import Pool, Pooled
 
-
-class Ask(Protocol):
-    """Sends a command whose one answer becomes the body."""
-
-    def __call__(
-        self,
-        exchange: Exchange,
-        request: PoolingFields,
-        command: Pool,
-        form: Callable[[Any], dict[str, Any]],
-    ) -> None: ...
+Form = Callable[[Pooled], dict[str, Any]]  # makes the body of the answer
+Body = TypeVar("Body", bound=PoolingFields)
 
 
 class PoolingEndpoints:
     """The handlers.
 
-    *serving* gives the resolved configuration, *new_id* an id for a request; *check_template*
-    refuses a chat template that a client brings, if that is not allowed.
+    *serving* gives the resolved configuration, *new_id* an id for a request; *ask* sends a command
+    whose one answer becomes the body; *check_template* refuses a chat template that a client
+    brings, if that is not allowed.
     """
 
     def __init__(
         self,
         serving: Callable[[], Resolved],
         new_id: Callable[[], int],
-        ask: Ask,
+        ask: Callable[[Exchange, PoolingFields, Pool, Form], None],
         check_template: Callable[[str | None], None],
     ) -> None:
         self._serving = serving
@@ -60,70 +53,51 @@ class PoolingEndpoints:
         }
 
     def embeddings(self, exchange: Exchange) -> None:
-        resolved = self._serving()
-        request = embeddings.decoder.decode(exchange.request.body, _unknown_fields(resolved))
-        name = self._model_of(request, resolved)
-        embeddings.check_vectors(resolved)
-        command = embeddings.embed(
-            request, resolved, request_id=self._new_id(), arrival=exchange.received
-        )
-        self._ask(exchange, request, command, embeddings.EmbeddingForm(request, name, raw=False))
+        request, resolved, name = self._read(exchange, embeddings.decoder)
+        params = embeddings.embedding_params(request, resolved)
+        make = partial(embeddings.pool, request, params, resolved)
+        self._send(exchange, request, make, embeddings.EmbeddingForm(request, name, raw=False))
 
     def pooling(self, exchange: Exchange) -> None:
-        resolved = self._serving()
-        decoder = embeddings.pooling_decoder
-        request = decoder.decode(exchange.request.body, _unknown_fields(resolved))
-        name = self._model_of(request, resolved)
-        command = embeddings.pool_raw(
-            request, resolved, request_id=self._new_id(), arrival=exchange.received
-        )
-        self._ask(exchange, request, command, embeddings.EmbeddingForm(request, name, raw=True))
+        request, resolved, name = self._read(exchange, embeddings.pooling_decoder)
+        make = partial(embeddings.pool, request, embeddings.pooling_params(request), resolved)
+        self._send(exchange, request, make, embeddings.EmbeddingForm(request, name, raw=True))
 
     def classify(self, exchange: Exchange) -> None:
-        resolved = self._serving()
-        request = classify.decoder.decode(exchange.request.body, _unknown_fields(resolved))
-        name = self._model_of(request, resolved)
-        command = classify.classify(
-            request, resolved, request_id=self._new_id(), arrival=exchange.received
-        )
-        self._ask(exchange, request, command, classify.ClassifyForm(resolved, name))
+        request, resolved, name = self._read(exchange, classify.decoder)
+        params = classify.classify_params(request, resolved)
+        make = partial(embeddings.pool, request, params, resolved)
+        self._send(exchange, request, make, classify.ClassifyForm(resolved, name))
 
     def score(self, exchange: Exchange) -> None:
-        resolved = self._serving()
-        server = resolved.config.server
-        request = scoring.score_decoder.decode(exchange.request.body, server.unknown_fields)
-        name = embeddings.model_of(request, resolved)
-        pairs = scoring.score_pairs(request, server.limits.max_prompts)
+        request, resolved, name = self._read(exchange, scoring.score_decoder)
+        pairs = scoring.score_pairs(request, resolved.config.server.limits.max_prompts)
         form = scoring.ScoreForm(pairs, name, is_cross_encoder=_scores(resolved))
-        self._ask(exchange, request, self._pairs(exchange, request, pairs), form)
+        self._send(exchange, request, partial(scoring.pool, request, pairs, resolved), form)
 
     def rerank(self, exchange: Exchange) -> None:
-        resolved = self._serving()
-        server = resolved.config.server
-        request = scoring.rerank_decoder.decode(exchange.request.body, server.unknown_fields)
-        name = embeddings.model_of(request, resolved)
-        pairs = scoring.rerank_pairs(request, server.limits.max_prompts)
+        request, resolved, name = self._read(exchange, scoring.rerank_decoder)
+        pairs = scoring.rerank_pairs(request, resolved.config.server.limits.max_prompts)
         form = scoring.RerankForm(request, pairs, name, is_cross_encoder=_scores(resolved))
-        self._ask(exchange, request, self._pairs(exchange, request, pairs), form)
+        self._send(exchange, request, partial(scoring.pool, request, pairs, resolved), form)
 
-    def _model_of(self, request: InputFields, resolved: Resolved) -> str:
-        """Return the name to answer with; raises for what is not served here."""
+    def _read(self, exchange: Exchange, decoder: BodyDecoder[Body]) -> tuple[Body, Resolved, str]:
+        """Return the body, what is served, and the name to answer with.
+
+        Raises for a name, a kind of model or a template that is not served here.
+        """
+        resolved = self._serving()
+        request = decoder.decode(exchange.request.body, resolved.config.server.unknown_fields)
         name = embeddings.model_of(request, resolved)
-        self._check_template(request.chat_template)
-        return name
+        if isinstance(request, InputFields):
+            self._check_template(request.chat_template)
+        return request, resolved, name
 
-    def _pairs(self, exchange: Exchange, request: PoolingFields, pairs: Pairs) -> Pool:
-        return scoring.pool(
-            request,
-            pairs,
-            self._serving(),
-            request_id=self._new_id(),
-            arrival=exchange.received,
-        )
-
-
-def _unknown_fields(resolved: Resolved) -> str:
-    return resolved.config.server.unknown_fields
+    def _send(
+        self, exchange: Exchange, request: PoolingFields, make: Callable[..., Pool], form: Form
+    ) -> None:
+        command = make(request_id=self._new_id(), arrival=exchange.received)
+        self._ask(exchange, request, command, form)
 
 
 def _scores(resolved: Resolved) -> bool:

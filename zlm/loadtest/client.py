@@ -17,12 +17,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
 
-from zlm.errors import ConfigError
 from zlm.loadtest.plan import ENDPOINTS, Conversation, Pace, Shape
 from zlm.loadtest.stream import Connection, Record, clock
 
@@ -43,20 +41,6 @@ class Server:
     api_key: str = ""
     keeps_alive: bool = True  # connections carry one request after another
     timeout_seconds: float = 600.0  # for one request
-
-    @classmethod
-    def at(cls, url: str, **options: Any) -> "Server":
-        """Return the server at *url*, with or without ``/v1`` at its end. Raises ConfigError."""
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        try:
-            host, port = parts.hostname, parts.port
-        except ValueError as error:
-            raise ConfigError(f"{url}: {error}") from error
-        if parts.scheme not in ("http", "https") or not host:
-            raise ConfigError(f"{url}: must be like http://127.0.0.1:8000")
-        is_tls = parts.scheme == "https"
-        prefix = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(host, port or (443 if is_tls else 80), prefix, is_tls, **options)
 
     def post(self, path: str, body: dict[str, Any]) -> bytes:
         """Return one POST of *body*, ready to send."""

@@ -42,10 +42,6 @@ class Beat:
     last_alive_ns: int = 0  # time.monotonic_ns() when a thread of the process last ran
     longest_step_ns: int = 0  # the longest step so far
 
-    def age_seconds(self, now_ns: int) -> float:
-        """Return the seconds since the last loop; *now_ns* is time.monotonic_ns()."""
-        return (now_ns - self.last_loop_ns) / 1e9
-
 
 def create(runtime: Path, records: int) -> None:
     """Make an empty page of *records* records in *runtime*."""

@@ -15,7 +15,6 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 
 from zlm.errors import ConfigError
 
@@ -59,12 +58,7 @@ class RuntimeDirectory:
     def __enter__(self) -> "RuntimeDirectory":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -1,7 +1,7 @@
 """A child process for work that may eat time or memory in one operation: it can be killed.
 
 ``BoundedProcess`` owns the child: started at the first call, kept, and replaced after a kill; it
-ends when its standard input closes. ``serve`` is the child's side. Knows nothing of the work.
+ends when its standard input closes. ``ChildSide`` is the other side. Knows nothing of the work.
 
 Frames on both pipes: 4 bytes little-endian length, then the payload. The child's first frame, which
 is empty, says that it can work.

@@ -31,13 +31,13 @@ class Task(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class GrammarProcess:
-    """Owns the child. ``check`` blocks its caller for at most *seconds*."""
+class GrammarProcess(BoundedProcess):
+    """The child. ``check`` blocks its caller for at most *seconds*."""
 
     def __init__(self, tokens: Callable[[], TokenBytes], vocab_size: int, seconds: float) -> None:
         """*vocab_size* is the number of logits of a row."""
         self._seconds = seconds
-        self._process = BoundedProcess(
+        super().__init__(
             "zlm.tokenizer.grammar_process",
             first=lambda: msgspec.msgpack.encode(Start(tokens(), vocab_size)),
         )
@@ -46,7 +46,7 @@ class GrammarProcess:
         """Return what is wrong with *grammar*, if something is."""
         task = Task(grammar, self._seconds)
         try:
-            frame = self._process.call(msgspec.msgpack.encode(task), self._seconds)
+            frame = self.call(msgspec.msgpack.encode(task), self._seconds)
         except EOFError:
             return BadRequest("the grammar needs too much memory to compile")
         except TimeoutError:
@@ -55,10 +55,6 @@ class GrammarProcess:
             return Internal(f"the process that checks grammars cannot be started: {error}")
         problem = frame.decode()
         return BadRequest(problem) if problem else None
-
-    def close(self) -> None:
-        """End the child, if there is one."""
-        self._process.close()
 
 
 def _serve() -> None:

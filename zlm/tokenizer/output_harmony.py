@@ -19,6 +19,7 @@ from zlm.tokenizer.output_source import (
     Sink,
     Source,
     Steps,
+    drop,
     until,
     verbatim,
 )
@@ -101,7 +102,7 @@ def _call(source: Source, sink: Sink, name: str) -> Steps[bool]:
         sink.broken()
         return False
     sink.end()
-    marker = yield from until(source, _ENDS, _drop)
+    marker = yield from until(source, _ENDS, drop)
     yield from _end(source, marker)
     if marker == CALL:
         raise EnoughError
@@ -114,7 +115,3 @@ def _end(source: Source, marker: str | None) -> Steps[None]:
     source.mark = None
     if marker in (START, CHANNEL):
         source.pos -= len(marker)
-
-
-def _drop(text: str) -> None:
-    """Take text that nobody needs."""

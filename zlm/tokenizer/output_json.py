@@ -9,11 +9,11 @@ import json
 import re
 from collections.abc import Callable
 
-from zlm.tokenizer.output_source import MalformedError, Source, Steps
+from zlm.tokenizer.output_source import IDENTIFIER, MalformedError, Source, Steps
 
 MAX_DEPTH = 100  # of nested values
 
-WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_+-.")
+WORD = IDENTIFIER | frozenset("+-.")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _ESCAPES = frozenset('"\\/bfnrt')

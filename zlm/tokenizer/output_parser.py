@@ -1,22 +1,18 @@
 """Splits the text of one choice into reasoning, content and tool calls, as it arrives.
 
 Pure: text in, events out; any chunking of the same text gives the same events, but for how often
-they come (``joined`` makes them equal). A format is a coroutine (see ``output_source``); the one
-that reads reasoning runs first, then that of tool calls. ``output_known`` lists the formats.
+they come. A format is a coroutine (see ``output_source``); the one that reads reasoning runs first,
+then that of tool calls. ``output_known`` lists the formats.
 
 Owns nothing but what is not decided yet.
 """
 
-from collections.abc import Iterable
-
 from zlm.tokenizer.output_harmony import harmony
 from zlm.tokenizer.output_known import ReasoningFormat, ToolFormat
 from zlm.tokenizer.output_source import (
-    CallArguments,
     Content,
     EnoughError,
     Event,
-    Reasoning,
     Sink,
     Source,
     Steps,
@@ -133,20 +129,3 @@ def _thoughts(
         yield from source.skip_space()
     elif found is not None:
         source.pos -= len(found)
-
-
-def joined(events: Iterable[Event]) -> list[Event]:
-    """Return *events* with neighbours of one kind made one: how the text was cut is gone."""
-    result: list[Event] = []
-    for event in events:
-        last = result[-1] if result else None
-        match last, event:
-            case Content(a), Content(b):
-                result[-1] = Content(a + b)
-            case Reasoning(a), Reasoning(b):
-                result[-1] = Reasoning(a + b)
-            case CallArguments(a), CallArguments(b):
-                result[-1] = CallArguments(a + b)
-            case _:
-                result.append(event)
-    return result

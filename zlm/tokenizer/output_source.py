@@ -15,6 +15,7 @@ Owns the text that is not decided yet, and the events not taken yet.
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from string import ascii_letters, digits
 from typing import TypeVar
 
 from zlm.tokenizer.tools_schemas import Functions
@@ -23,6 +24,8 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]  # suspended until there is more text, or its end is known
 
 SPACE = " \t\r\n"
+IDENTIFIER = frozenset(f"{ascii_letters}{digits}_")
+NAME = IDENTIFIER | frozenset(".:/-")  # of a function
 
 
 class MalformedError(Exception):
@@ -166,20 +169,14 @@ class Source:
 class Sink:
     """Takes what a parser finds. Owns the events until they are taken, and counts the calls."""
 
-    __slots__ = ("_most_calls", "_open", "_source", "completed", "events")
+    __slots__ = ("_most_calls", "_source", "completed", "events")
 
     def __init__(self, source: Source, *, most_calls: int | None = None) -> None:
         """*most_calls*: after so many complete calls the parser is to stop."""
         self.events: list[Event] = []
         self.completed = 0
         self._source = source
-        self._open = False
         self._most_calls = most_calls
-
-    @property
-    def in_call(self) -> bool:
-        """Whether a call has begun and not ended."""
-        return self._open
 
     def content(self, text: str) -> None:
         if text:
@@ -192,7 +189,6 @@ class Sink:
     def begin(self, name: str, call_id: str | None = None) -> None:
         """A call is certain: nothing of it will be given back as content."""
         self._source.mark = None
-        self._open = True
         self.events.append(CallBegin(name, call_id))
 
     def arguments(self, text: str) -> None:
@@ -200,7 +196,6 @@ class Sink:
             self.events.append(CallArguments(text))
 
     def end(self) -> None:
-        self._open = False
         self.completed += 1
         self.events.append(CallEnd())
         if self.completed == self._most_calls:
@@ -216,11 +211,34 @@ class Sink:
             source.pos, source.mark = len(source.buffer), None
         if source.mark is not None:
             self.content(source.take_back())
-        self._open = False
 
 
 # What reads one choice's whole text.
 Reader = Callable[[Source, Sink, Functions], Steps[None]]
+
+
+def among(
+    starts: tuple[str, ...],
+    read: Callable[[Source, Sink, Functions, str], Steps[None]],
+    closing: str = "",
+) -> Reader:
+    """Return the format of calls among content.
+
+    *read* goes on behind the one of *starts* that is given to it; *closing* may follow the calls.
+    """
+
+    def reader(source: Source, sink: Sink, functions: Functions) -> Steps[None]:
+        while (start := (yield from until(source, starts, sink.content))) is not None:
+            try:
+                yield from read(source, sink, functions, start)
+            except MalformedError:
+                sink.broken(opened=True)
+                continue
+            yield from source.skip_space()
+            yield from source.optional(closing, cut=True)
+            yield from source.skip_space()
+
+    return reader
 
 
 def until(
@@ -266,6 +284,10 @@ def verbatim(source: Source, ends: tuple[str, ...], emit: Callable[[str], None])
             source.pos = len(source.buffer)
             raise MalformedError
         yield
+
+
+def drop(text: str) -> None:
+    """Take text that nobody needs."""
 
 
 def _possible_start(text: str, markers: tuple[str, ...]) -> int:

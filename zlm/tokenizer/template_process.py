@@ -23,16 +23,16 @@ class Answer(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
-class TemplateProcess:
-    """Owns the child. ``render`` blocks its caller for at most the conversation's time."""
+class TemplateProcess(BoundedProcess):
+    """The child. ``render`` blocks its caller for at most the conversation's time."""
 
     def __init__(self) -> None:
-        self._process = BoundedProcess("zlm.tokenizer.template_process")
+        super().__init__("zlm.tokenizer.template_process")
 
     def render(self, conversation: Conversation) -> str:
         """Return what ``template_render.render`` returns; raises what it raises."""
         try:
-            frame = self._process.call(msgspec.msgpack.encode(conversation), conversation.seconds)
+            frame = self.call(msgspec.msgpack.encode(conversation), conversation.seconds)
         except EOFError:
             message = "the chat template needs too much memory"
             raise BadRequest(message, param="chat_template") from None
@@ -43,10 +43,6 @@ class TemplateProcess:
         if answer.error is not None:
             raise BadRequest(answer.error, param=answer.param)
         return answer.text
-
-    def close(self) -> None:
-        """End the child, if there is one."""
-        self._process.close()
 
 
 def _serve() -> None:

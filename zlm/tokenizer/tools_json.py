@@ -7,12 +7,21 @@ to read a call: an object with ``name`` and ``arguments`` (or ``parameters``), i
 import json
 
 from zlm.tokenizer import output_json
-from zlm.tokenizer.output_source import MalformedError, Reader, Sink, Source, Steps, until
+from zlm.tokenizer.output_source import (
+    NAME,
+    MalformedError,
+    Reader,
+    Sink,
+    Source,
+    Steps,
+    among,
+    drop,
+    until,
+)
 from zlm.tokenizer.tools_schemas import Functions
 
 NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
-_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:/-")
 
 
 def marked(opening: str, closing: str) -> Reader:
@@ -21,46 +30,25 @@ def marked(opening: str, closing: str) -> Reader:
     One object or a list of them; objects may follow one another.
     """
 
-    def read(source: Source, sink: Sink, functions: Functions) -> Steps[None]:
-        while (yield from until(source, (opening,), sink.content)) is not None:
-            try:
-                if (yield from source.skip_space()) == "[":
-                    yield from call_list(source, sink)
-                else:
-                    yield from _calls_in_a_row(source, sink, None)
-            except MalformedError:
-                sink.broken(opened=True)
-                continue
-            yield from source.skip_space()
-            if closing:
-                yield from source.optional(closing, cut=True)
-            yield from source.skip_space()
-
-    return read
+    return among((opening,), lambda source, sink, *_: _calls(source, sink), closing)
 
 
-def mistral(source: Source, sink: Sink, known: Functions) -> Steps[None]:
+def _mistral_calls(source: Source, sink: Sink, known: Functions, start: str) -> Steps[None]:
     """``[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`` or ``[TOOL_CALLS]name[ARGS]{}``."""
-    while (yield from until(source, ("[TOOL_CALLS]",), sink.content)) is not None:
-        try:
-            first = yield from source.skip_space()
-            if first == "[":
-                yield from call_list(source, sink)
-            elif first == "{":
-                yield from call(source, sink)
-            else:
-                yield from _named_call(source, sink)
-        except MalformedError:
-            sink.broken(opened=True)
-            continue
-        yield from source.skip_space()
+    first = yield from source.skip_space()
+    if first == "[":
+        yield from call_list(source, sink)
+    elif first == "{":
+        yield from call(source, sink)
+    else:
+        yield from _named_call(source, sink)
 
 
 def _named_call(source: Source, sink: Sink) -> Steps[None]:
-    name = yield from source.run_of(_NAME)
+    name = yield from source.run_of(NAME)
     source.pos += len(name)
     if (yield from source.optional("[CALL_ID]")):
-        call_id = yield from source.run_of(_NAME)
+        call_id = yield from source.run_of(NAME)
         source.pos += len(call_id)
     yield from source.optional("[ARGS]")
     first = yield from source.skip_space()
@@ -69,6 +57,9 @@ def _named_call(source: Source, sink: Sink) -> Steps[None]:
     sink.begin(name)
     yield from output_json.value(source, sink.arguments)
     sink.end()
+
+
+mistral = among(("[TOOL_CALLS]",), _mistral_calls)
 
 
 def llama3(source: Source, sink: Sink, known: Functions) -> Steps[None]:
@@ -88,7 +79,7 @@ def _bare(source: Source, sink: Sink, known: Functions, opening: str, closing: s
     fenced = yield from source.optional(opening)
     while True:
         try:
-            yield from _bare_calls(source, sink, known)
+            yield from _calls(source, sink, known)
             if fenced and closing:
                 yield from source.skip_space()
                 yield from source.optional(closing, cut=True)
@@ -100,7 +91,8 @@ def _bare(source: Source, sink: Sink, known: Functions, opening: str, closing: s
             return
 
 
-def _bare_calls(source: Source, sink: Sink, known: Functions) -> Steps[None]:
+def _calls(source: Source, sink: Sink, known: Functions | None = None) -> Steps[None]:
+    """Read a list of calls, or calls in a row; *known*: as of ``call``."""
     if (yield from source.skip_space()) == "[":
         yield from call_list(source, sink, known)
     else:
@@ -194,7 +186,7 @@ def call(source: Source, sink: Sink, known: Functions | None = None) -> Steps[No
                 return
             arguments = yield from _whole_arguments(source, first)
         else:
-            yield from output_json.value(source, _drop)
+            yield from output_json.value(source, drop)
         if (yield from source.skip_space()) == "}":
             break
         yield from source.expect(",")
@@ -238,15 +230,11 @@ def _rest_of_object(source: Source) -> Steps[None]:
         while (yield from source.skip_space()) == ",":
             source.pos += 1
             yield from source.skip_space()
-            yield from output_json.string(source, _drop)
+            yield from output_json.string(source, drop)
             yield from source.skip_space()
             yield from source.expect(":")
             yield from source.skip_space()
-            yield from output_json.value(source, _drop)
+            yield from output_json.value(source, drop)
         yield from source.expect("}")
     except MalformedError:
         return
-
-
-def _drop(text: str) -> None:
-    """Take text that nobody needs."""

@@ -14,7 +14,7 @@ from zlm.tokenizer.output_source import (
     Sink,
     Source,
     Steps,
-    until,
+    among,
     verbatim,
 )
 from zlm.tokenizer.tools_schemas import Functions
@@ -50,23 +50,15 @@ KIMI_K2 = SectionMarks(
 def sections(marks: SectionMarks, head: Head) -> Reader:
     """Return the format ``SECTION CALL head SEPARATOR {...} CALL_END ... SECTION_END``."""
 
-    def read(source: Source, sink: Sink, functions: Functions) -> Steps[None]:
-        starts = (marks.section, marks.call)
-        while (found := (yield from until(source, starts, sink.content))) is not None:
-            try:
-                if found == marks.section:
-                    yield from source.skip_space()
-                    yield from source.expect(marks.call)
-                yield from _call(source, sink, marks, head)
-                while (yield from _begins(source, marks.call)):
-                    yield from _call(source, sink, marks, head)
-            except MalformedError:
-                sink.broken(opened=True)
-                continue
-            yield from source.optional(marks.section_end, cut=True)
+    def read(source: Source, sink: Sink, functions: Functions, start: str) -> Steps[None]:
+        if start == marks.section:
             yield from source.skip_space()
+            yield from source.expect(marks.call)
+        yield from _call(source, sink, marks, head)
+        while (yield from _begins(source, marks.call)):
+            yield from _call(source, sink, marks, head)
 
-    return read
+    return among((marks.section, marks.call), read, marks.section_end)
 
 
 def _begins(source: Source, literal: str) -> Steps[bool]:

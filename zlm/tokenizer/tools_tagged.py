@@ -9,18 +9,18 @@ from typing import NamedTuple
 
 from zlm.tokenizer import output_json
 from zlm.tokenizer.output_source import (
+    NAME,
     MalformedError,
     Reader,
     Sink,
     Source,
     Steps,
-    until,
+    among,
     verbatim,
 )
 from zlm.tokenizer.tools_schemas import STRING, Functions, Kinds
 from zlm.tokenizer.tools_values import written_json
 
-_FUNCTION = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:/-")
 _MOST_KEY = 256  # characters of a parameter's name
 
 
@@ -88,22 +88,14 @@ def tagged(marks: TagMarks) -> Reader:
     that out.
     """
 
-    def read(source: Source, sink: Sink, functions: Functions) -> Steps[None]:
-        starts = (marks.opening, marks.call)
-        while (found := (yield from until(source, starts, sink.content))) is not None:
-            try:
-                if found == marks.opening:
-                    yield from source.skip_space()
-                    yield from source.expect(marks.call)
-                yield from _call(source, sink, functions, marks, bare=found == marks.call)
-                yield from _more_calls(source, sink, functions, marks)
-            except MalformedError:
-                sink.broken(opened=True)
-                continue
-            yield from source.optional(marks.closing, cut=True)
+    def read(source: Source, sink: Sink, functions: Functions, start: str) -> Steps[None]:
+        if start == marks.opening:
             yield from source.skip_space()
+            yield from source.expect(marks.call)
+        yield from _call(source, sink, functions, marks, bare=start == marks.call)
+        yield from _more_calls(source, sink, functions, marks)
 
-    return read
+    return among((marks.opening, marks.call), read, marks.closing)
 
 
 def _more_calls(source: Source, sink: Sink, functions: Functions, marks: TagMarks) -> Steps[None]:
@@ -121,7 +113,7 @@ def _call(
     source: Source, sink: Sink, functions: Functions, marks: TagMarks, *, bare: bool
 ) -> Steps[None]:
     """Read a call, whose first text was read. *bare*: only one of a known function is one."""
-    name = yield from source.run_of(_FUNCTION)
+    name = yield from source.run_of(NAME)
     if not name or (bare and name not in functions):
         raise MalformedError
     source.pos += len(name)
@@ -183,24 +175,13 @@ def _value(source: Source, sink: Sink, kinds: Kinds, ends: tuple[str, ...]) -> S
     sink.arguments(written_json("".join(pieces), kinds))
 
 
-def glm(source: Source, sink: Sink, functions: Functions) -> Steps[None]:
+def _glm_call(source: Source, sink: Sink, functions: Functions, start: str) -> Steps[None]:
     """``<tool_call>name <arg_key>key</arg_key> <arg_value>text</arg_value> ... </tool_call>``."""
-    while (yield from until(source, ("<tool_call>",), sink.content)) is not None:
-        try:
-            yield from source.skip_space()
-            name = yield from source.run_of(_FUNCTION)
-            if not name:
-                raise MalformedError
-            source.pos += len(name)
-            yield from _glm_fields(source, sink, functions, name)
-        except MalformedError:
-            sink.broken(opened=True)
-            continue
-        yield from source.skip_space()
-
-
-def _glm_fields(source: Source, sink: Sink, functions: Functions, name: str) -> Steps[None]:
-    """Read the parameters of a call and its end."""
+    yield from source.skip_space()
+    name = yield from source.run_of(NAME)
+    if not name:
+        raise MalformedError
+    source.pos += len(name)
     fields = _Fields(sink, name)
     while True:
         yield from source.skip_space()
@@ -214,3 +195,6 @@ def _glm_fields(source: Source, sink: Sink, functions: Functions, name: str) -> 
         fields.key(key.strip())
         kinds = functions.kinds(name, key.strip())
         yield from _value(source, sink, kinds, ("</arg_value>",))
+
+
+glm = among(("<tool_call>",), _glm_call)

@@ -11,18 +11,19 @@ from typing import NamedTuple
 from zlm.tokenizer import output_json
 from zlm.tokenizer.output_json import MAX_DEPTH, WORD, Out
 from zlm.tokenizer.output_source import (
+    IDENTIFIER,
+    NAME,
     SPACE,
     MalformedError,
     Reader,
     Sink,
     Source,
     Steps,
+    among,
     until,
 )
 from zlm.tokenizer.tools_schemas import Functions
 
-_IDENTIFIER = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
-_FUNCTION = _IDENTIFIER | frozenset(".:/-")
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 _JSON_WORD = re.compile(r"true|false|null|-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _PYTHON_NUMBER = re.compile(r"[+-]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -84,14 +85,14 @@ def _python_lines(source: Source, sink: Sink, functions: Functions) -> Steps[Non
     while True:
         yield from source.skip_space()
         source.mark = source.pos
-        if (yield from source.run_of(_FUNCTION)) not in functions:
+        if (yield from source.run_of(NAME)) not in functions:
             source.mark = None
             return
         yield from _python_call(source, sink, functions)
 
 
 def _python_call(source: Source, sink: Sink, functions: Functions) -> Steps[None]:
-    name = yield from source.run_of(_FUNCTION)
+    name = yield from source.run_of(NAME)
     if name not in functions:
         raise MalformedError
     source.pos += len(name)
@@ -117,7 +118,7 @@ def _python_arguments(source: Source, sink: Sink, name: str) -> Steps[None]:
     """Read keyword arguments and the bracket that closes them."""
     begun = False
     while (yield from source.skip_space()) != ")":
-        keyword = yield from source.run_of(_IDENTIFIER)
+        keyword = yield from source.run_of(IDENTIFIER)
         if not keyword:
             raise MalformedError
         source.pos += len(keyword)
@@ -290,26 +291,18 @@ GEMMA4 = GemmaMarks("<|tool_call>", "<tool_call|>", '<|"|>')
 def gemma(marks: GemmaMarks) -> Reader:
     """Return the format ``OPENINGcall:name{key:QUOTEtextQUOTE,n:5}CLOSING``, among content."""
 
-    def read(source: Source, sink: Sink, functions: Functions) -> Steps[None]:
-        while (yield from until(source, (marks.opening,), sink.content)) is not None:
-            try:
-                yield from source.skip_space()
-                yield from source.expect("call:")
-                name = yield from source.run_of(_FUNCTION)
-                source.pos += len(name)
-                if not name or (yield from source.skip_space()) != "{":
-                    raise MalformedError
-                sink.begin(name)
-                yield from _gemma_value(source, sink.arguments, marks.quote)
-                sink.end()
-            except MalformedError:
-                sink.broken(opened=True)
-                continue
-            yield from source.skip_space()
-            yield from source.optional(marks.closing, cut=True)
-            yield from source.skip_space()
+    def read(source: Source, sink: Sink, functions: Functions, start: str) -> Steps[None]:
+        yield from source.skip_space()
+        yield from source.expect("call:")
+        name = yield from source.run_of(NAME)
+        source.pos += len(name)
+        if not name or (yield from source.skip_space()) != "{":
+            raise MalformedError
+        sink.begin(name)
+        yield from _gemma_value(source, sink.arguments, marks.quote)
+        sink.end()
 
-    return read
+    return among((marks.opening,), read, marks.closing)
 
 
 def _gemma_value(source: Source, out: Out, quote: str, depth: int = 0) -> Steps[None]:

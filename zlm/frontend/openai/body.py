@@ -1,8 +1,4 @@
-"""From a request body to a typed struct, with errors that name the field.
-
-Every endpoint has a lenient struct and a strict twin that forbids unknown fields;
-``--unknown-fields ignore`` uses the lenient one.
-"""
+"""From a request body to a typed struct, with errors that name the field."""
 
 import difflib
 import re
@@ -31,11 +27,13 @@ _PATH = re.compile(r"^(.*) - at `\$\.?(.*)`$", re.DOTALL)
 
 
 class BodyDecoder(Generic[T]):
-    """Decodes the body of one endpoint into *struct*; *strict* is its twin."""
+    """Decodes the body of one endpoint into *struct*."""
 
-    def __init__(self, struct: type[T], strict: type[T]) -> None:
+    def __init__(self, struct: type[T]) -> None:
+        name = f"Strict{struct.__name__}"
+        strict = msgspec.defstruct(name, [], bases=(struct,), forbid_unknown_fields=True)
         self._lenient = msgspec.json.Decoder(struct)
-        self._strict = msgspec.json.Decoder(strict)
+        self._strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(strict)
         self._fields = struct.__struct_fields__
 
     def decode(self, body: bytes | bytearray, unknown_fields: str) -> T:

@@ -7,7 +7,7 @@ from zlm.errors import BadRequest, clip
 from zlm.frontend.openai import fields, logprobs
 from zlm.frontend.openai.answer import AnswerHead
 from zlm.frontend.openai.body import BodyDecoder, check_depth
-from zlm.frontend.openai.messages import conversation, strict_keys
+from zlm.frontend.openai.messages import ConversationFields, conversation, strict_keys
 from zlm.frontend.openai.tools import tool_request
 from zlm.messages import ChatPrompt, Delta, Generate, ToolCallDelta
 from zlm.sampling_params import SamplingLimits, SamplingParams
@@ -17,20 +17,15 @@ CHUNK_KIND = "chat.completion.chunk"
 ROLE = "assistant"
 
 
-class TemplateFields(fields.CommonFields, kw_only=True):
-    """Fields that the chat template gets; also those of /tokenize."""
+class ChatRequest(fields.CommonFields, kw_only=True):
+    """The body."""
 
     messages: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
-
-
-class ChatRequest(TemplateFields, kw_only=True):
-    """The body."""
-
+    documents: list[dict[str, Any]] | None = None  # go to the template
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -51,11 +46,7 @@ class ChatRequest(TemplateFields, kw_only=True):
     mm_processor_kwargs: Any = None
 
 
-class StrictChatRequest(ChatRequest, kw_only=True, forbid_unknown_fields=True):
-    """The same, and nothing else."""
-
-
-decoder = BodyDecoder(ChatRequest, StrictChatRequest)
+decoder = BodyDecoder(ChatRequest)
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none",),
@@ -91,13 +82,17 @@ def generate(
         arrival=arrival,
         prompts=[],
         chat=chat_prompt(
-            request, request.reasoning_effort, tools.tools, strict=is_strict(resolved)
+            request,
+            strict=is_strict(resolved),
+            tools=tools.tools,
+            documents=request.documents,
+            reasoning_effort=request.reasoning_effort,
         ),
         params=_sampling_params(request, limits, max_tokens, name),
         stream=request.wants_stream(),
         echo=bool(request.echo),
         return_token_ids=bool(request.return_token_ids),
-        priority=fields.priority(request),
+        priority=fields.priority(request.priority),
         cache_salt=fields.cache_salt(request),
         split_reasoning=True,
         drop_reasoning=request.include_reasoning is False,
@@ -127,15 +122,21 @@ def is_strict(resolved: Resolved) -> bool:
 
 
 def chat_prompt(
-    request: TemplateFields,
-    reasoning_effort: str | None = None,
-    tools: list[dict[str, Any]] | None = None,
+    request: ConversationFields,
     *,
     strict: bool,
+    begin_turn: bool = True,
+    tools: list[dict[str, Any]] | None = None,
+    documents: list[dict[str, Any]] | None = None,
+    reasoning_effort: str | None = None,
 ) -> ChatPrompt:
-    """Return the conversation and how it is to be rendered; *strict*: see ``is_strict``."""
+    """Return the conversation and how it is to be rendered; *strict*: see ``is_strict``.
+
+    *begin_turn*: an answer's turn is begun after it if *request* does not say.
+    """
+    begins = request.add_generation_prompt
     continues = bool(request.continue_final_message)
-    if continues and request.add_generation_prompt:
+    if continues and begins:
         message = "continue_final_message and add_generation_prompt exclude each other"
         raise BadRequest(message, param="continue_final_message")
     if strict:
@@ -143,14 +144,14 @@ def chat_prompt(
     messages = conversation(request.messages)
     kwargs = request.chat_template_kwargs
     check_depth(kwargs, "chat_template_kwargs")
-    check_depth(request.documents, "documents")
+    check_depth(documents, "documents")
     if reasoning_effort is not None:
         kwargs = {"reasoning_effort": reasoning_effort, **(kwargs or {})}
     return ChatPrompt(
         messages=messages,
         tools=tools,
-        documents=request.documents,
-        add_generation_prompt=not continues and request.add_generation_prompt is not False,
+        documents=documents,
+        add_generation_prompt=not continues and (begin_turn if begins is None else begins),
         continue_final_message=continues,
         chat_template=request.chat_template,
         template_kwargs=kwargs,

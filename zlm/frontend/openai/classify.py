@@ -8,8 +8,8 @@ from zlm.config import PoolingSpec, Resolved
 from zlm.errors import BadRequest
 from zlm.frontend.openai.answer import AnswerHead
 from zlm.frontend.openai.body import BodyDecoder
-from zlm.frontend.openai.embeddings import InputFields, pool, usage
-from zlm.messages import Pool, Pooled
+from zlm.frontend.openai.embeddings import InputFields, usage
+from zlm.messages import Pooled
 from zlm.pooling_params import PoolingParams
 
 
@@ -19,17 +19,11 @@ class ClassifyRequest(InputFields, kw_only=True):
     use_activation: bool | None = None
 
 
-class StrictClassifyRequest(ClassifyRequest, kw_only=True, forbid_unknown_fields=True):
-    """The same, and nothing else."""
+decoder = BodyDecoder(ClassifyRequest)
 
 
-decoder = BodyDecoder(ClassifyRequest, StrictClassifyRequest)
-
-
-def classify(
-    request: ClassifyRequest, resolved: Resolved, *, request_id: int, arrival: float
-) -> Pool:
-    """Return the command for the tokenizer; raise BadRequest for what cannot be done."""
+def classify_params(request: ClassifyRequest, resolved: Resolved) -> PoolingParams:
+    """Return what /classify does; raise BadRequest if this model has no labels for whole texts."""
     pooling = resolved.spec.pooling or PoolingSpec()
     if not pooling.num_labels or pooling.kind == "tokens":
         instead = "/v1/embeddings" if not pooling.num_labels else "/pooling: it labels tokens"
@@ -38,8 +32,7 @@ def classify(
             param="model",
             code="model_not_supported",
         )
-    params = PoolingParams(activation=request.use_activation, task="classify")
-    return pool(request, params, resolved, request_id=request_id, arrival=arrival)
+    return PoolingParams(activation=request.use_activation, task="classify")
 
 
 class ClassifyForm:

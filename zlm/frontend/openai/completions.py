@@ -23,11 +23,7 @@ class CompletionRequest(fields.CommonFields, kw_only=True):
     prompt_embeds: Any = None
 
 
-class StrictCompletionRequest(CompletionRequest, kw_only=True, forbid_unknown_fields=True):
-    """The same, and nothing else."""
-
-
-decoder = BodyDecoder(CompletionRequest, StrictCompletionRequest)
+decoder = BodyDecoder(CompletionRequest)
 NEUTRAL: dict[str, tuple[Any, ...]] = {"suffix": ("",), "prompt_embeds": ()}
 
 
@@ -56,7 +52,7 @@ def generate(
         echo=bool(request.echo),
         add_special_tokens=request.add_special_tokens is not False,
         return_token_ids=bool(request.return_token_ids),
-        priority=fields.priority(request),
+        priority=fields.priority(request.priority),
         cache_salt=fields.cache_salt(request),
     )
 

@@ -11,7 +11,7 @@ from zlm.errors import BadRequest, clip
 from zlm.frontend.openai import fields
 from zlm.frontend.openai.answer import AnswerHead
 from zlm.frontend.openai.body import BodyDecoder
-from zlm.frontend.openai.chat import TemplateFields, chat_prompt, is_strict
+from zlm.frontend.openai.chat import chat_prompt, is_strict
 from zlm.messages import ChatPrompt, Pool, Pooled
 from zlm.pooling_params import PoolingParams
 
@@ -52,10 +52,6 @@ class EmbeddingRequest(InputFields, kw_only=True):
     normalize: bool | None = None
 
 
-class StrictEmbeddingRequest(EmbeddingRequest, kw_only=True, forbid_unknown_fields=True):
-    """The same, and nothing else."""
-
-
 class PoolingRequest(EmbeddingRequest, kw_only=True):
     """The body of /pooling."""
 
@@ -63,35 +59,26 @@ class PoolingRequest(EmbeddingRequest, kw_only=True):
     use_activation: bool | None = None
 
 
-class StrictPoolingRequest(PoolingRequest, kw_only=True, forbid_unknown_fields=True):
-    """The same, and nothing else."""
+decoder = BodyDecoder(EmbeddingRequest)
+pooling_decoder = BodyDecoder(PoolingRequest)
 
 
-decoder = BodyDecoder(EmbeddingRequest, StrictEmbeddingRequest)
-pooling_decoder = BodyDecoder(PoolingRequest, StrictPoolingRequest)
-
-
-def embed(
-    request: EmbeddingRequest, resolved: Resolved, *, request_id: int, arrival: float
-) -> Pool:
-    """Return the command for the tokenizer; raise BadRequest for what cannot be done."""
+def embedding_params(request: EmbeddingRequest, resolved: Resolved) -> PoolingParams:
+    """Return what /v1/embeddings does; raise BadRequest for what this model does not give."""
+    check_vectors(resolved)
     _check_format(request)
-    params = PoolingParams(dimensions=request.dimensions, normalize=request.normalize, task="embed")
-    return pool(request, params, resolved, request_id=request_id, arrival=arrival)
+    return PoolingParams(dimensions=request.dimensions, normalize=request.normalize, task="embed")
 
 
-def pool_raw(
-    request: PoolingRequest, resolved: Resolved, *, request_id: int, arrival: float
-) -> Pool:
-    """Do the same for /pooling: nothing is done to vectors that the request does not ask for."""
+def pooling_params(request: PoolingRequest) -> PoolingParams:
+    """Return what /pooling does: nothing to vectors that the request does not ask for."""
     _check_format(request)
-    params = PoolingParams(
+    return PoolingParams(
         dimensions=request.dimensions,
         normalize=bool(request.normalize),
         activation=bool(request.use_activation),
         task=request.task,
     )
-    return pool(request, params, resolved, request_id=request_id, arrival=arrival)
 
 
 def pool(
@@ -113,32 +100,22 @@ def pool(
     )
     params.check()
     prompts: list[str | list[int]] = []
+    chat: ChatPrompt | None = None
     if request.messages is None:
         prompts = inputs_of(request.input, resolved.config.server.limits.max_prompts)
     elif request.input is not None:
         raise BadRequest("give either input or messages", param="input")
+    else:
+        chat = chat_prompt(request, strict=is_strict(resolved), begin_turn=False)
     return Pool(
         request_id=request_id,
         arrival=arrival,
         prompts=prompts,
         params=params,
         add_special_tokens=request.add_special_tokens is not False,
-        priority=priority(request),
-        chat=None if request.messages is None else _conversation(request, resolved),
+        priority=fields.priority(request.priority),
+        chat=chat,
     )
-
-
-def _conversation(request: InputFields, resolved: Resolved) -> ChatPrompt:
-    """Return the conversation of *request*; no turn is begun after it unless that is asked for."""
-    template = TemplateFields(
-        messages=request.messages,
-        add_special_tokens=request.add_special_tokens,
-        add_generation_prompt=bool(request.add_generation_prompt),
-        continue_final_message=request.continue_final_message,
-        chat_template=request.chat_template,
-        chat_template_kwargs=request.chat_template_kwargs,
-    )
-    return chat_prompt(template, strict=is_strict(resolved))
 
 
 def _check_format(request: EmbeddingRequest) -> None:
@@ -147,14 +124,6 @@ def _check_format(request: EmbeddingRequest) -> None:
         raise BadRequest(
             f"encoding_format must be float or base64, got {got}", param="encoding_format"
         )
-
-
-def priority(request: PoolingFields) -> int:
-    """Return the priority, checked to be a signed 64-bit integer."""
-    value = request.priority or 0
-    if not -(2**63) <= value < 2**63:
-        raise BadRequest("priority must be a signed 64-bit integer", param="priority")
-    return value
 
 
 def inputs_of(given: Input | None, most: int) -> list[str | list[int]]:

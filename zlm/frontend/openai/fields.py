@@ -100,6 +100,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
 }
 _GUIDED = tuple(name for name in CommonFields.__struct_fields__ if name.startswith("guided_"))
+_SAMPLING = {*CommonFields.__struct_fields__} & {*SamplingParams.__struct_fields__} - {
+    *("max_tokens", "logit_bias", "structured_outputs")  # those are not taken as they are
+}
 
 
 def refuse(fields: msgspec.Struct, neutral: dict[str, tuple[Any, ...]]) -> None:
@@ -171,30 +174,12 @@ def sampling_params(
     logprobs: int | None,
 ) -> SamplingParams:
     """Return the checked parameters of *fields*; raise BadRequest for a value out of range."""
+    given = {name: getattr(fields, name) for name in _SAMPLING}
     params = SamplingParams(
-        n=1 if fields.n is None else fields.n,
-        temperature=fields.temperature,
-        top_p=fields.top_p,
-        top_k=fields.top_k,
-        min_p=fields.min_p,
-        presence_penalty=fields.presence_penalty or 0.0,
-        frequency_penalty=fields.frequency_penalty or 0.0,
-        repetition_penalty=fields.repetition_penalty,
-        seed=fields.seed,
+        **{name: value for name, value in given.items() if value is not None},
         max_tokens=max_tokens,
-        min_tokens=fields.min_tokens or 0,
-        stop=fields.stop,
-        stop_token_ids=fields.stop_token_ids,
-        bad_words=fields.bad_words,
-        include_stop_str_in_output=bool(fields.include_stop_str_in_output),
-        ignore_eos=bool(fields.ignore_eos),
         logprobs=logprobs,
-        prompt_logprobs=fields.prompt_logprobs,
         logit_bias=_logit_bias(fields.logit_bias),
-        allowed_token_ids=fields.allowed_token_ids,
-        skip_special_tokens=fields.skip_special_tokens is not False,
-        spaces_between_special_tokens=fields.spaces_between_special_tokens is not False,
-        truncate_prompt_tokens=fields.truncate_prompt_tokens,
         structured_outputs=structured.params(fields.response_format, fields.structured_outputs),
     )
     params.check(limits)
@@ -230,9 +215,9 @@ def timeout(fields: CommonFields) -> float | None:
     return value
 
 
-def priority(fields: CommonFields) -> int:
+def priority(given: int | None) -> int:
     """Return the priority, checked to be a signed 64-bit integer."""
-    value = fields.priority or 0
+    value = given or 0
     if not -(2**63) <= value < 2**63:
         raise BadRequest("priority must be a signed 64-bit integer", param="priority")
     return value

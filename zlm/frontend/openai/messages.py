@@ -5,7 +5,7 @@ Keys and roles that no template is known to read are refused, as unknown fields 
 """
 
 import difflib
-from typing import Any
+from typing import Any, Protocol
 
 from zlm.errors import BadRequest, clip
 from zlm.frontend.openai.body import check_depth
@@ -25,6 +25,17 @@ KEYS = (  # of OpenAI's requests, of answers that clients send back, and those t
     *("recipient", "channel", "content_type", "cache_control", "metadata", "weight", "parsed"),
     *("provider_specific_fields", "thinking_blocks", "extra_content", "type", "status", "end_turn"),
 )
+
+
+class ConversationFields(Protocol):
+    """A request with a conversation, and how its template is to be rendered."""
+
+    messages: list[dict[str, Any]] | None
+    add_special_tokens: bool | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template: str | None
+    chat_template_kwargs: dict[str, Any] | None
 
 
 def conversation(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:

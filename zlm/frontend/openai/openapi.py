@@ -58,7 +58,10 @@ def document(
         "paths": paths,
         "components": {
             "schemas": _schemas(operations, forbid_unknown, vocab_size, limits_of(limits)),
-            "responses": {name: _error_response(*ERRORS[name]) for name in ERRORS},
+            "responses": {
+                status: {"description": text, "content": {_JSON: {"schema": _reference(ErrorBody)}}}
+                for status, text in ERRORS.items()
+            },
             "securitySchemes": {_BEARER: {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -88,10 +91,7 @@ def _answer(operation: Operation) -> dict[str, Any]:
     response: dict[str, Any] = {"description": operation.answer_description}
     content: dict[str, Any] = {}
     if operation.answer is not None:
-        media: dict[str, Any] = {"schema": _reference(operation.answer)}
-        if operation.answer_example is not None:
-            media["example"] = operation.answer_example
-        content[_JSON] = media
+        content[_JSON] = {"schema": _reference(operation.answer)}
     if operation.chunk is not None:
         name = operation.chunk.__name__
         text = f"With stream: true, lines of data: with one {name} each, then data: [DONE]."
@@ -101,11 +101,6 @@ def _answer(operation: Operation) -> dict[str, Any]:
     if content:
         response["content"] = content
     return response
-
-
-def _error_response(description: str, example: dict[str, Any]) -> dict[str, Any]:
-    media = {"schema": _reference(ErrorBody), "example": {"error": example}}
-    return {"description": description, "content": {_JSON: media}}
 
 
 def _parameter(name: str, description: str) -> dict[str, Any]:

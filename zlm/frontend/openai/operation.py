@@ -29,77 +29,26 @@ class Operation:
     examples: dict[str, Json] = field(default_factory=dict)
     answer: type | None = None
     answer_description: str = "The answer."
-    answer_example: Json | None = None
     chunk: type | None = None  # of a stream
     media_type: str | None = None  # of an answer that is not JSON
     errors: tuple[str, ...] = ("408", "431")
 
 
-def _error(message: str, kind: str, param: str | None, code: str | None) -> Json:
-    return {"message": message, "type": kind, "param": param, "code": code}
-
-
-_INVALID = "invalid_request_error"
-ERRORS = {
-    "400": (
-        "Malformed, out of range, or too long (code context_length_exceeded).",
-        _error("temperature must be between 0.0 and 2.0, got 3.0", _INVALID, "temperature", None),
-    ),
-    "401": (
-        "An API key is needed, or it is none of this server's.",
-        _error("an API key is needed", "authentication_error", None, "invalid_api_key"),
-    ),
-    "403": (
-        "The key does not open this route.",
-        _error("this needs the key of an administrator", "permission_error", None, "forbidden"),
-    ),
-    "404": (
-        "No such path, or no such model (code model_not_found).",
-        _error("the model 'x' is not served here", _INVALID, "model", "model_not_found"),
-    ),
-    "405": (
-        "The path does not take this method; the header Allow lists those it takes.",
-        _error("/v1/completions does not take GET, only OPTIONS, POST", _INVALID, None, None),
-    ),
-    "408": (
-        "The request took too long to arrive.",
-        _error("the request did not arrive within 30 seconds", _INVALID, None, None),
-    ),
-    "413": (
-        "The body is larger than the server takes.",
-        _error("the body exceeds 33554432 bytes", _INVALID, None, None),
-    ),
-    "415": (
-        "The body is not declared as JSON.",
-        _error("Content-Type is text/plain, this takes application/json", _INVALID, None, None),
-    ),
-    "429": (
-        "Over a quota; the header Retry-After says when to try again.",
-        _error("over 60 requests a minute", "rate_limit_error", None, "rate_limit_exceeded"),
-    ),
-    "431": (
-        "The headers are larger than the server takes.",
-        _error("the headers exceed 65536 bytes", _INVALID, None, None),
-    ),
-    "500": (
-        "A fault of the server.",
-        _error("the server failed to process this request", "internal_error", None, None),
-    ),
-    "503": (
-        "Not ready, overloaded or shutting down; the header Retry-After says when to try again.",
-        _error("the model is loading", "overloaded_error", None, None),
-    ),
-    "504": (
-        "The answer was not complete within the time that the request or the server allows.",
-        _error(
-            "the answer was not complete within 5 seconds",
-            "timeout_error",
-            None,
-            "deadline_exceeded",
-        ),
-    ),
+ERRORS = {  # status → what it means
+    "400": "Malformed, out of range, or too long (code context_length_exceeded).",
+    "401": "An API key is needed, or it is none of this server's.",
+    "403": "The key does not open this route.",
+    "404": "No such path, or no such model (code model_not_found).",
+    "405": "The path does not take this method; the header Allow lists those it takes.",
+    "408": "The request took too long to arrive.",
+    "413": "The body is larger than the server takes.",
+    "415": "The body is not declared as JSON.",
+    "429": "Over a quota; the header Retry-After says when to try again.",
+    "431": "The headers are larger than the server takes.",
+    "500": "A fault of the server.",
+    "503": "Not ready, overloaded or shutting down; the header Retry-After says when to try again.",
+    "504": "The answer was not complete within the time that the request or the server allows.",
 }
-
 ON_ANY = ("405", "408", "431", "500")
 ON_MODEL = ("404", "503", *ON_ANY)
 ON_POST = ("400", "413", "415", "429", "504", *ON_MODEL)

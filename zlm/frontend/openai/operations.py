@@ -25,24 +25,7 @@ from zlm.frontend.openai.operation import ON_ANY, ON_MODEL, ON_POST, PROMPT, Ope
 from zlm.frontend.openai.operations_pooling import POOLING
 from zlm.frontend.openai.tokenize import DetokenizeRequest, TokenizeRequest
 
-_SAMPLE_USAGE = {
-    "prompt_tokens": 5,
-    "completion_tokens": 2,
-    "total_tokens": 7,
-    "prompt_tokens_details": {"cached_tokens": 0},
-}
-_HEAD = {"created": 1767225600, "model": "my-model", "system_fingerprint": "zlm-0.1.0"}
 _GUIDED = tuple(name for name in CompletionRequest.__struct_fields__ if name.startswith("guided_"))
-_CARD = {
-    "id": "my-model",
-    "object": "model",
-    "created": 1767225600,
-    "owned_by": "zlm",
-    "root": "/models/my-model",
-    "parent": None,
-    "max_model_len": 8192,
-    "permission": [],
-}
 _CONVERSATION = [{"role": "user", "content": "What is the capital of France?"}]
 _COMMON = {
     "stream_options": STREAM_OPTIONS,
@@ -89,21 +72,6 @@ OPERATIONS = (
             },
         },
         answer=ChatCompletion,
-        answer_example={
-            "id": "chatcmpl-0123456789abcdef",
-            "object": "chat.completion",
-            **_HEAD,
-            "choices": [
-                {
-                    "index": 0,
-                    "message": {"role": "assistant", "content": "Paris.", "refusal": None},
-                    "logprobs": None,
-                    "finish_reason": "stop",
-                    "stop_reason": None,
-                }
-            ],
-            "usage": _SAMPLE_USAGE,
-        },
         chunk=ChatCompletionChunk,
         errors=ON_POST,
     ),
@@ -126,21 +94,6 @@ OPERATIONS = (
             "scoring": {"prompt": "The sky is blue", "max_tokens": 0, "echo": True, "logprobs": 0},
         },
         answer=Completion,
-        answer_example={
-            "id": "cmpl-0123456789abcdef",
-            "object": "text_completion",
-            **_HEAD,
-            "choices": [
-                {
-                    "index": 0,
-                    "text": " Paris.",
-                    "logprobs": None,
-                    "finish_reason": "stop",
-                    "stop_reason": None,
-                }
-            ],
-            "usage": _SAMPLE_USAGE,
-        },
         chunk=Completion,
         errors=ON_POST,
     ),
@@ -160,12 +113,6 @@ OPERATIONS = (
         },
         examples={"text": {"prompt": "The capital"}, "chat": {"messages": _CONVERSATION}},
         answer=TokenizeAnswer,
-        answer_example={
-            "count": 2,
-            "max_model_len": 8192,
-            "tokens": [504, 3575],
-            "token_strs": None,
-        },
         errors=ON_POST,
     ),
     Operation(
@@ -178,7 +125,6 @@ OPERATIONS = (
         required=("tokens",),
         examples={"ids": {"tokens": [504, 3575]}},
         answer=DetokenizeAnswer,
-        answer_example={"prompt": "The capital"},
         errors=ON_POST,
     ),
     Operation(
@@ -187,7 +133,6 @@ OPERATIONS = (
         tag="Models",
         summary="All served names",
         answer=ModelList,
-        answer_example={"object": "list", "data": [_CARD]},
         errors=ON_MODEL,
     ),
     Operation(
@@ -197,7 +142,6 @@ OPERATIONS = (
         summary="One served name",
         path_parameters=(("model", "The served name."),),
         answer=ModelCard,
-        answer_example=_CARD,
         errors=ON_MODEL,
     ),
     *(
@@ -224,7 +168,6 @@ OPERATIONS = (
         summary="zlm's version",
         open=True,
         answer=VersionAnswer,
-        answer_example={"version": "0.1.0"},
         errors=ON_ANY,
     ),
     Operation(

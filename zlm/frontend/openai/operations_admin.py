@@ -52,12 +52,6 @@ ADMIN = (
         tag=TAG,
         summary="What is open, runs and waits",
         answer=Load,
-        answer_example={
-            "server_load": 3,
-            "num_running": 2,
-            "num_waiting": 1,
-            "kv_cache_usage": 0.25,
-        },
         errors=_READS,
     ),
     Operation(
@@ -67,7 +61,6 @@ ADMIN = (
         tag=TAG,
         summary="Forget cached prefixes; running requests go on",
         answer=Done,
-        answer_example={"count": 120},
         errors=_CALLS,
     ),
     Operation(
@@ -89,7 +82,6 @@ ADMIN = (
         },
         examples={"some": {"request_ids": ["job-17"]}, "all": {"all": True}},
         answer=Done,
-        answer_example={"count": 1},
         errors=ON_ADMIN,
     ),
     Operation(
@@ -99,7 +91,6 @@ ADMIN = (
         tag=TAG,
         summary="Give up the model's memory until /wake_up; open requests end with an error",
         answer=Done,
-        answer_example={"count": 1},
         errors=_CALLS,
     ),
     Operation(
@@ -109,7 +100,6 @@ ADMIN = (
         tag=TAG,
         summary="Load the model again; /health tells when it is there",
         answer=Done,
-        answer_example={"count": 1},
         errors=_CALLS,
     ),
     Operation(
@@ -118,7 +108,6 @@ ADMIN = (
         tag=TAG,
         summary="Whether the server sleeps",
         answer=Sleeping,
-        answer_example={"is_sleeping": False},
         errors=_READS,
     ),
 )

@@ -16,14 +16,6 @@ from zlm.pooling_params import TASKS
 
 _TAG = "Vectors and scores"
 _NEEDS = "Served by embedding, scoring and classifying models."
-_USAGE = {"prompt_tokens": 5, "total_tokens": 5}
-_HEAD = {
-    "id": "embd-0123456789abcdef",
-    "object": "list",
-    "created": 1767225600,
-    "model": "my-model",
-    "system_fingerprint": "zlm-0.1.0",
-}
 _INPUT: dict[str, Json] = {
     "input": PROMPT,
     "messages": MESSAGES,
@@ -53,11 +45,6 @@ POOLING = (
             "chat": {"messages": [{"role": "user", "content": "What colour is the sky?"}]},
         },
         answer=EmbeddingList,
-        answer_example={
-            **_HEAD,
-            "data": [{"object": "embedding", "index": 0, "embedding": [0.6, -0.8]}],
-            "usage": _USAGE,
-        },
         errors=ON_POST,
     ),
     Operation(
@@ -75,11 +62,6 @@ POOLING = (
             "tokens": {"input": "The sky is blue.", "task": "token_embed"},
         },
         answer=PooledList,
-        answer_example={
-            **_HEAD,
-            "data": [{"object": "pooling", "index": 0, "data": [1.5, -2.0]}],
-            "usage": _USAGE,
-        },
         errors=ON_POST,
     ),
     Operation(
@@ -94,11 +76,6 @@ POOLING = (
         overrides=_INPUT,
         examples={"text": {"input": "The sky is blue."}},
         answer=ClassificationList,
-        answer_example={
-            **_HEAD,
-            "data": [{"index": 0, "label": "glad", "probs": [0.75, 0.25], "num_classes": 2}],
-            "usage": _USAGE,
-        },
         errors=ON_POST,
     ),
     *(
@@ -113,11 +90,6 @@ POOLING = (
             overrides={"documents": _TEXTS},
             examples={"one to many": {"text_1": "What colour is the sky?", "text_2": _SKY}},
             answer=ScoreList,
-            answer_example={
-                **_HEAD,
-                "data": [{"index": 0, "object": "score", "score": 0.93}],
-                "usage": _USAGE,
-            },
             errors=ON_POST,
         )
         for path, name in (("/score", "score"), ("/v1/score", "scoreV1"))
@@ -135,14 +107,6 @@ POOLING = (
             overrides={"documents": _DOCUMENTS},
             examples={"two": {"query": "What colour is the sky?", "documents": _SKY}},
             answer=Ranking,
-            answer_example={
-                "id": "rerank-0123456789abcdef",
-                "model": "my-model",
-                "results": [
-                    {"index": 0, "relevance_score": 0.93, "document": {"text": "The sky is blue."}}
-                ],
-                "usage": _USAGE,
-            },
             errors=ON_POST,
         )
         for path, name in (

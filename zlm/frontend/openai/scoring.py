@@ -6,9 +6,10 @@ import msgspec
 
 from zlm.config import PoolingSpec, Resolved
 from zlm.errors import BadRequest
+from zlm.frontend.openai import fields
 from zlm.frontend.openai.answer import AnswerHead
 from zlm.frontend.openai.body import BodyDecoder
-from zlm.frontend.openai.embeddings import PoolingFields, priority, usage
+from zlm.frontend.openai.embeddings import PoolingFields, usage
 from zlm.messages import Pool, Pooled
 from zlm.pooling_params import PoolingParams
 from zlm.scores import Pairs, pooled_texts, scores
@@ -26,10 +27,6 @@ class ScoreRequest(PoolingFields, kw_only=True):
     documents: Texts | None = None
 
 
-class StrictScoreRequest(ScoreRequest, kw_only=True, forbid_unknown_fields=True):
-    """The same, and nothing else."""
-
-
 class DocumentText(msgspec.Struct):
     """A document as an object."""
 
@@ -45,12 +42,8 @@ class RerankRequest(PoolingFields, kw_only=True):
     return_documents: bool | None = None
 
 
-class StrictRerankRequest(RerankRequest, kw_only=True, forbid_unknown_fields=True):
-    """The same, and nothing else."""
-
-
-score_decoder = BodyDecoder(ScoreRequest, StrictScoreRequest)
-rerank_decoder = BodyDecoder(RerankRequest, StrictRerankRequest)
+score_decoder = BodyDecoder(ScoreRequest)
+rerank_decoder = BodyDecoder(RerankRequest)
 
 
 def score_pairs(request: ScoreRequest, most: int) -> Pairs:
@@ -96,7 +89,7 @@ def pool(
         prompts=prompts,
         params=params,
         seconds=seconds,
-        priority=priority(request),
+        priority=fields.priority(request.priority),
     )
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from zlm.errors import BadRequest
 from zlm.frontend.openai.body import BodyDecoder
-from zlm.frontend.openai.chat import TemplateFields, chat_prompt
+from zlm.frontend.openai.chat import chat_prompt
 from zlm.frontend.openai.tools import tool_request
 from zlm.messages import Detokenize, DetokenizedText, Tokenize, Tokens
 
@@ -27,10 +27,6 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     return_token_strs: bool | None = None
 
 
-class StrictTokenizeRequest(TokenizeRequest, kw_only=True, forbid_unknown_fields=True):
-    """The same, and nothing else."""
-
-
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """The body of /detokenize."""
 
@@ -38,12 +34,8 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     tokens: list[int] | None = None
 
 
-class StrictDetokenizeRequest(DetokenizeRequest, kw_only=True, forbid_unknown_fields=True):
-    """The same, and nothing else."""
-
-
-tokenize_decoder = BodyDecoder(TokenizeRequest, StrictTokenizeRequest)
-detokenize_decoder = BodyDecoder(DetokenizeRequest, StrictDetokenizeRequest)
+tokenize_decoder = BodyDecoder(TokenizeRequest)
+detokenize_decoder = BodyDecoder(DetokenizeRequest)
 
 
 def tokenize(request: TokenizeRequest, request_id: int, *, strict: bool) -> Tokenize:
@@ -57,19 +49,10 @@ def tokenize(request: TokenizeRequest, request_id: int, *, strict: bool) -> Toke
             add_special_tokens=request.add_special_tokens is not False,
             return_token_strings=bool(request.return_token_strs),
         )
-    template = TemplateFields(
-        messages=request.messages,
-        add_special_tokens=request.add_special_tokens,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message,
-        chat_template=request.chat_template,
-        chat_template_kwargs=request.chat_template_kwargs,
-        documents=request.documents,
-    )
     tools = tool_request(request.tools, None, parallel=True).tools
     return Tokenize(
         request_id=request_id,
-        chat=chat_prompt(template, tools=tools, strict=strict),
+        chat=chat_prompt(request, strict=strict, tools=tools, documents=request.documents),
         add_special_tokens=bool(request.add_special_tokens),
         return_token_strings=bool(request.return_token_strs),
     )

@@ -87,7 +87,8 @@ export class Memory {
     }
     const total = rows.reduce((sum, [, size]) => sum + size, 0);
     const groups = plan.groups.map(([window, blocks, tokens, size]) => {
-      const name = window ? `sliding window of ${count(window)}` : "full attention";
+      const span = `${window < 0 ? "chunks" : "sliding window"} of ${count(Math.abs(window))}`;
+      const name = window ? span : "full attention";
       return el("li", { text: `${name}: ${count(blocks)} blocks, ${count(tokens)} tokens, ${bytes(size)}` });
     });
     const title = el("h3", {}, "Planned ", el("small", { text: `${plan.title}, ${bytes(total)}` }));
