@@ -52,10 +52,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from zlm.kernels.attention_decode_plan import PLAN_HEADER, DecodeWorkspace, tiles
+from zlm.kernels.attention_decode_plan import PLAN_HEADER, DecodeWorkspace, first_seen, tiles
 from zlm.kernels.chain import begin
 from zlm.kernels.kv_fp8 import FP8, dequantized, even, halves_of_query, odd, reading
 from zlm.kernels.launch import direct, power_of_two
+
+from zlm import config as facts
 
 LOG2_E = 1.4426950408889634
 LOG2_E_CONSTANT = tl.constexpr(LOG2_E)  # for kernels
@@ -80,7 +82,7 @@ def reference(
     for row, length in enumerate(seq_lens.tolist()):
         if length <= 0:
             continue
-        start = max(0, length - window) if window else 0
+        start = max(0, facts.first_seen(length - 1, window))
         blocks = block_table[row, : -(-length // block_size)].long()
         keys, values = dequantized(cache, blocks, kv_scales)[:, :, start:length]
         queries = q[row].double().unflatten(0, (num_kv_heads, -1))  # [Hkv, G, D]
@@ -274,9 +276,7 @@ def _decode_kernel(
             b_q, b_q_odd = halves_of_query(b_q)
         p_row = p_table + i_row64 * stride_table
         p_k = p_cache + i_head.to(tl.int64) * stride_head
-        i_visible = 0
-        if WINDOW > 0:
-            i_visible = tl.maximum(i_len - WINDOW, 0)
+        i_visible = first_seen(i_len - 1, WINDOW)
         k_scale = scale
         v_scale = v_factor
         if KV_SCALES:
@@ -399,9 +399,9 @@ def attention_decode(
     [2, Hkv] (None: 1). block_table: int32 [R, B].
     seq_lens: int32 [R], tokens of a row with the query's own, whose key is in the cache; 0: a
     padding row. plan: of the same lengths and window (``plan_decode``). The query sees the last
-    *window* tokens (0: all). *sinks*: float32 [Hq], a score of each head that takes its share of
-    the softmax and gives nothing. Rows and heads of q and out may be apart by any stride. *pdl*:
-    see ``zlm.kernels.chain``.
+    *window* tokens (0: all; -n: of its chunk of n). *sinks*: float32 [Hq], a score of each head
+    that takes its share of the softmax and gives nothing. Rows and heads of q and out may be apart
+    by any stride. *pdl*: see ``zlm.kernels.chain``.
     """
     rows, num_heads, head_dim = q.shape
     num_kv_heads, block_size = cache.shape[1], cache.shape[3]

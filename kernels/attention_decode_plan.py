@@ -113,11 +113,24 @@ class DecodeWorkspace:
 
 
 @triton.jit
+def first_seen(i_position, WINDOW: tl.constexpr):
+    """Return the first key that queries at *i_position* see.
+
+    WINDOW: tokens, 0: all; -n: those of chunks of n.
+    """
+    if WINDOW < 0:
+        i_key = tl.maximum(i_position, 0) // -WINDOW * -WINDOW
+    elif WINDOW > 0:
+        i_key = tl.maximum(i_position + 1 - WINDOW, 0)
+    else:
+        i_key = i_position * 0
+    return i_key
+
+
+@triton.jit
 def tiles(i_len, TILE: tl.constexpr, WINDOW: tl.constexpr):
     """Return (first tile, number of tiles) of rows of *i_len* tokens."""
-    i_first = i_len * 0
-    if WINDOW > 0:
-        i_first = tl.maximum(i_len - WINDOW, 0) // TILE
+    i_first = first_seen(i_len - 1, WINDOW) // TILE
     return i_first, tl.where(i_len > 0, (i_len + TILE - 1) // TILE - i_first, 0)
 
 

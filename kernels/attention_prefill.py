@@ -27,10 +27,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from zlm.kernels.attention_decode_plan import first_seen
 from zlm.kernels.attention_prefill_plan import PrefillConfig, config_of
 from zlm.kernels.chain import begin
 from zlm.kernels.kv_fp8 import FP8, dequantized, even, halves_of_query, odd, reading
 from zlm.kernels.launch import direct, power_of_two
+
+from zlm import config as facts
 
 LOG2_E = 1.4426950408889634
 LOG2_E_CONSTANT = tl.constexpr(LOG2_E)  # for kernels
@@ -67,7 +70,7 @@ def reference(
         position = torch.arange(length - (last - first), length, device=q.device)[:, None]
         hidden = key > position
         if window:
-            hidden |= key <= position - window
+            hidden |= key < facts.first_seen(position, window)
         scores = scores.masked_fill(hidden, float("-inf"))
         if sinks is not None:
             column = sinks.double().view(num_kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)
@@ -137,8 +140,8 @@ def _key_loop(
             b_s = cap * (1.0 - 2.0 / (tl.exp2(b_s * scale) + 1.0))
         if MASKED:
             seen = i_key[None, :] <= i_position[:, None]
-            if WINDOW > 0:
-                seen = seen & (i_key[None, :] > i_position[:, None] - WINDOW)
+            if WINDOW != 0:
+                seen = seen & (i_key[None, :] >= first_seen(i_position, WINDOW)[:, None])
             b_s = tl.where(seen, b_s, float("-inf"))
         # The scale, which is positive, is left to the exponent's fused multiply-add.
         factor = 1.0 if SOFTCAP else scale
@@ -233,9 +236,9 @@ def _prefill_kernel(
     i_low = 0
     i_window_end = 0
     i_diagonal = (i_first + 1) // BLOCK_N * BLOCK_N
-    if WINDOW > 0:
-        i_low = tl.maximum(i_first + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
-        i_window_end = tl.maximum(i_last + BLOCK_N - WINDOW, 0) // BLOCK_N * BLOCK_N
+    if WINDOW != 0:
+        i_low = first_seen(i_first, WINDOW) // BLOCK_N * BLOCK_N
+        i_window_end = (first_seen(i_last, WINDOW) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
         i_window_end = tl.maximum(i_window_end, i_low)
         i_diagonal = tl.maximum(i_diagonal, i_low)
         i_window_end = tl.minimum(i_window_end, i_diagonal)
@@ -253,7 +256,7 @@ def _prefill_kernel(
         b_m = tl.load(p_sinks + i_q_head) * LOG2_E_CONSTANT
         b_l += 1.0
     # fmt: off
-    if WINDOW > 0 and not FIXED:
+    if WINDOW != 0 and not FIXED:
         b_acc, b_odd, b_m, b_l = _key_loop(
             b_q, b_q_odd, b_acc, b_odd, b_m, b_l, p_row, p_k, stride_block, i_low, i_window_end,
             i_position, i_len, scale, cap, D // PAIR, D_PAD // PAIR, BLOCK_N, BLOCK_SIZE, WINDOW,
@@ -301,7 +304,8 @@ def attention_prefill(
     cache: [num_blocks, Hkv, 2, block_size, D] in the type of q, or e4m3 with *kv_scales* float32
     [2, Hkv] (None: 1); the keys and values of these tokens are in it. block_table: int32 [R, B];
     query_starts: int32 [R + 1], offsets in q (the first need not be 0); seq_lens: int32 [R]; plan:
-    ``plan_prefill`` of the same. A query sees the last *window* tokens up to itself (0: all).
+    ``plan_prefill`` of the same. A query sees the last *window* tokens up to itself (0: all;
+    -n: those of its chunk of n).
     Tokens of no row are not written. *sinks*: float32 [Hq], a score of each head that takes its
     share of the softmax and gives nothing. *fixed*: a query's bits do not depend on the chunk and
     the tile that it is in. *pdl*: see ``zlm.kernels.chain``. *config* (None: the tuned one) must be

@@ -180,7 +180,7 @@ def plan_prefill(
         rows,
         items,
         BLOCK_Q=queries,
-        CAP=window + queries if window else 0,
+        CAP=abs(window) + queries if window else 0,
         ITEMS=PLAN_ITEMS,
         ROWS=PLAN_ROWS,
         PDL=pdl,

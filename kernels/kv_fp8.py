@@ -25,7 +25,6 @@ from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
-LARGEST_CONSTANT = tl.constexpr(LARGEST)  # for kernels
 LARGEST_HALF = tl.constexpr(65_504.0)
 NATIVE_CAPABILITY = (8, 9)
 # Two pairs stand in a register: their first numbers, or their second ones, as two float16.

@@ -1,7 +1,7 @@
 """The products of a mixture of experts: of each tile's rows with its expert's weights.
 
     inner    act(x @ gate.T + bias) * (x @ up.T + bias)      of every pair (token, expert), [T k, I]
-    outer    share * (inner @ down.T + bias)                 [T k, H]
+    outer    share * (inner @ down.T + bias)                 [T k, H]; or inner has x * share
     combine  residual + the sum over a token's k pairs       [T, H]
 
 Pairs and tiles are those of ``zlm.kernels.moe_plan``: a program takes the rows of one tile, where
@@ -72,20 +72,30 @@ class ExpertTensors:
 
 
 def reference(
-    x: Tensor, experts: Tensor, shares: Tensor, weights: ExpertTensors, activation: Activation
+    x: Tensor,
+    experts: Tensor,
+    shares: Tensor,
+    weights: ExpertTensors,
+    activation: Activation,
+    *,
+    of_inputs: bool = False,
 ) -> Tensor:
-    """Return the mixture [T, H] in float64 of x [T, H]; experts and shares [T, k]."""
+    """Return the mixture [T, H] in float64 of x [T, H]; experts and shares [T, k].
+
+    of_inputs: shares multiply x, and not the results.
+    """
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for token, (numbers, parts) in enumerate(zip(experts.tolist(), shares.tolist(), strict=True)):
         for expert, share in zip(numbers, parts, strict=True):
-            both = F.linear(x[token].double(), weights.gate_up[expert].double())
+            read = x[token].double() * (share if of_inputs else 1.0)
+            both = F.linear(read, weights.gate_up[expert].double())
             if weights.gate_up_bias is not None:
                 both = both + weights.gate_up_bias[expert].double()
             gated = activation.reference(*both.chunk(2))
             result = F.linear(gated, weights.down[expert].double())
             if weights.down_bias is not None:
                 result = result + weights.down_bias[expert].double()
-            out[token] += share * result
+            out[token] += result if of_inputs else share * result
     return out
 
 
@@ -108,10 +118,10 @@ def _expert_kernel(
     x_stride, expert_stride, w_stride, out_stride, N, TOP,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WHOLE: tl.constexpr,
     KIND: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr,
-    PDL: tl.constexpr,
+    SHARES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """KIND: the activation of a gated product, whose rows of up follow N rows of gate; 0: none,
-    and results are multiplied by their shares. TOP: pairs of a row of x."""
+    """KIND: the activation of a gated product, whose rows of up follow N rows of gate; 0: none.
+    SHARES: of a gated product they multiply x, else the result. TOP: pairs of a row of x."""
     begin(PDL)
     p_tile = p_tiles + tl.program_id(1) * 3
     i_expert = tl.load(p_tile).to(tl.int64)
@@ -138,6 +148,10 @@ def _expert_kernel(
                 p_up = p_columns + tl.cast(N, tl.int64) * w_stride
                 b_up = tl.load(p_up + b_at[:, None], mask=b_in_w, other=0.0)
                 acc_up = tl.dot(b_x, b_up, acc_up, input_precision="ieee")
+        if SHARES:
+            b_share = tl.load(p_shares + b_pair, mask=b_in_m, other=0.0)[:, None]
+            if KIND:
+                acc, acc_up = acc * b_share, acc_up * b_share
         if BIAS:
             p_row = p_bias + i_expert * (2 * N if KIND else N) + b_n
             acc += tl.load(p_row, mask=b_in_n, other=0.0).to(tl.float32)[None, :]
@@ -145,8 +159,8 @@ def _expert_kernel(
                 acc_up += tl.load(p_row + N, mask=b_in_n, other=0.0).to(tl.float32)[None, :]
         if KIND:
             acc = gated(acc, acc_up, KIND, LIMIT, ALPHA)
-        else:
-            acc = acc * tl.load(p_shares + b_pair, mask=b_in_m, other=0.0)[:, None]
+        elif SHARES:
+            acc = acc * b_share
         p_to = p_out + b_pair[:, None] * out_stride + b_n[None, :]
         b_in = b_in_m[:, None] & b_in_n[None, :]
         tl.store(p_to, acc.to(p_out.dtype.element_ty), mask=b_in)
@@ -192,21 +206,22 @@ def inner(
     activation: Activation,
     *,
     out: Tensor,
+    shares: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Write act(gate) * up of every pair to *out* [T k, I], for x [T, H] of the weights' type.
 
-    order, tiles: of ``moe_plan.plan`` with the setting's BM.
+    order, tiles: of ``moe_plan.plan`` with the setting's BM. shares: [T, k], that multiply x.
     """
     top = out.shape[0] // x.shape[0]
     weight, bias = weights.gate_up, weights.gate_up_bias
-    _launch(x, weight, bias, None, out, order, tiles, setting, activation, top=top, pdl=pdl)
+    _launch(x, weight, bias, shares, out, order, tiles, setting, activation, top=top, pdl=pdl)
 
 
 def outer(
     x: Tensor,
     weights: ExpertTensors,
-    shares: Tensor,
+    shares: Tensor | None,
     order: Tensor,
     tiles: Tensor,
     setting: tuple[int, int, int, int, int],
@@ -214,7 +229,7 @@ def outer(
     out: Tensor,
     pdl: bool = False,
 ) -> None:
-    """Write share * down(x) of every pair to *out* [T k, H], for x [T k, I]; shares [T, k]."""
+    """Write share * down(x) of every pair to *out* [T k, H], for x [T k, I]; shares [T, k] or 1."""
     weight, bias = weights.down, weights.down_bias
     _launch(x, weight, bias, shares, out, order, tiles, setting, Activation(""), top=1, pdl=pdl)
 
@@ -264,6 +279,6 @@ def _launch(
         x, weight, bias, shares, out, order, tiles,
         x.stride(0), weight.stride(0), weight.stride(1), out.stride(0), N, top,
         K=K, BM=BM, BN=BN, BK=BK, WHOLE=K % BK == 0, KIND=kind, LIMIT=activation.limit,
-        ALPHA=activation.alpha, BIAS=bias is not None, PDL=pdl,
+        ALPHA=activation.alpha, BIAS=bias is not None, SHARES=shares is not None, PDL=pdl,
         num_warps=warps, num_stages=stages, launch_pdl=pdl,
     )  # fmt: skip

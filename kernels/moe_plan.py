@@ -29,8 +29,13 @@ CHUNK = 256  # pairs that a program of ``plan`` looks at together
 TILE_INTS = 3  # of a tile in the list
 
 
-def reference(logits: Tensor, chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:
+def reference(
+    logits: Tensor, chosen: int, normalize: bool, sigmoid: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return shares float64 [T, k] and experts int64 [T, k] of router logits [T, E]."""
+    if sigmoid:
+        largest, experts = torch.topk(logits.double(), chosen, -1)
+        return largest.sigmoid(), experts
     shares, experts = torch.topk(logits.double().softmax(-1), chosen, -1)
     return shares / shares.sum(-1, keepdim=True) if normalize else shares, experts
 
@@ -45,7 +50,7 @@ def num_tiles(pairs: int, experts: int, rows: int) -> int:
 def _route_kernel(
     p_logits, p_experts, p_shares, stride,
     E: tl.constexpr, E_PAD: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr,
-    NORMALIZE: tl.constexpr, PDL: tl.constexpr,
+    NORMALIZE: tl.constexpr, SIGMOID: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     i_token = tl.program_id(0).to(tl.int64)
@@ -53,7 +58,10 @@ def _route_kernel(
     b_x = tl.load(p_logits + i_token * stride + i_e, mask=i_e < E, other=0.0)
     b_x = tl.where(b_x == b_x, tl.minimum(tl.maximum(b_x, -1e30), 1e30), -1e30)
     b_left = tl.where(i_e < E, b_x, -2e30)
-    b_exp = tl.where(i_e < E, tl.exp(b_x - tl.max(b_left, 0)), 0.0)
+    if SIGMOID:
+        b_exp = 1.0 / (1.0 + tl.exp(-b_x))
+    else:
+        b_exp = tl.where(i_e < E, tl.exp(b_x - tl.max(b_left, 0)), 0.0)
     b_experts = tl.zeros([K_PAD], tl.int32)
     b_shares = tl.zeros([K_PAD], tl.float32)
     for place in tl.static_range(K):
@@ -64,7 +72,7 @@ def _route_kernel(
         b_left = tl.where(i_e == expert, -3e30, b_left)
     if NORMALIZE:
         b_shares = b_shares / tl.sum(b_shares, 0)
-    else:
+    elif not SIGMOID:
         b_shares = b_shares / tl.sum(b_exp, 0)
     tl.store(p_experts + i_token * K + i_k, b_experts, mask=i_k < K)
     tl.store(p_shares + i_token * K + i_k, b_shares, mask=i_k < K)
@@ -108,12 +116,19 @@ def _plan_kernel(
 
 
 def route(
-    logits: Tensor, *, normalize: bool, experts: Tensor, shares: Tensor, pdl: bool = False
+    logits: Tensor,
+    *,
+    normalize: bool,
+    experts: Tensor,
+    shares: Tensor,
+    sigmoid: bool = False,
+    pdl: bool = False,
 ) -> None:
     """Write *experts* int32 [T, k] and *shares* float32 [T, k] for logits float32 [T, E].
 
     The k experts of the largest logits, the largest first, and what a softmax over all logits gives
-    them, with *normalize* divided by their sum. *pdl*: see ``zlm.kernels.chain``.
+    them, with *normalize* divided by their sum; with *sigmoid* those of their logits. *pdl*: see
+    ``zlm.kernels.chain``.
     """
     (tokens, chosen), count = experts.shape, logits.shape[1]
     assert logits.shape[0] == tokens and shares.shape == experts.shape and chosen <= count
@@ -122,7 +137,8 @@ def route(
         _route_kernel[(tokens,)](
             logits, experts, shares, logits.stride(0), E=count,
             E_PAD=power_of_two(count), K=chosen, K_PAD=power_of_two(chosen),
-            NORMALIZE=normalize, PDL=pdl, num_warps=1, launch_pdl=pdl,
+            NORMALIZE=normalize and not sigmoid, SIGMOID=sigmoid, PDL=pdl, num_warps=1,
+            launch_pdl=pdl,
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The products of a mixture of experts whose weights are codes; the rest is ``zlm.kernels.moe``'s.
 
     inner    act(x @ gate.T + bias) * (x @ up.T + bias)      of every pair (token, expert), [T k, I]
-    outer    share * (inner @ down.T + bias)                 [T k, H]
+    outer    share * (inner @ down.T + bias)                 [T k, H]; or inner has x * share
 
 All experts of a layer are one matrix of codes, their rows one after another. Pairs and tiles are
 those of ``moe_plan``, the arithmetic is ``quantized_tile``'s.
@@ -51,7 +51,7 @@ def _codes_kernel(
     K: tl.constexpr, C: tl.constexpr, CODES: tl.constexpr, ZERO: tl.constexpr,
     BESIDE: tl.constexpr, MODE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, KIND: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
-    BIAS: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, SHARES: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """See ``moe``'s; CODES: their kind."""
     begin(PDL)
@@ -70,6 +70,10 @@ def _codes_kernel(
             i_first + b_n, b_in_n, more, w_stride, scale_stride, 0, tl.cdiv(K, BK),
             K, C, CODES, ZERO, BESIDE, MODE, BK, KIND, ASM,
         )  # fmt: skip
+        if SHARES:
+            b_share = tl.load(p_shares + b_pair, mask=b_in_m, other=0.0)[None, :]
+            if KIND:
+                acc, acc_up = acc * b_share, acc_up * b_share
         if BIAS:
             p_row = p_bias + i_first + b_n
             acc += tl.load(p_row, mask=b_in_n, other=0.0).to(tl.float32)[:, None]
@@ -77,8 +81,8 @@ def _codes_kernel(
                 acc_up += tl.load(p_row + N, mask=b_in_n, other=0.0).to(tl.float32)[:, None]
         if KIND:
             acc = gated(acc, acc_up, KIND, LIMIT, ALPHA)
-        else:
-            acc = acc * tl.load(p_shares + b_pair, mask=b_in_m, other=0.0)[None, :]
+        elif SHARES:
+            acc = acc * b_share
         p_to = p_out + b_pair[None, :] * out_stride + b_n[:, None]
         tl.store(p_to, acc.to(p_out.dtype.element_ty), mask=b_in_n[:, None] & b_in_m[None, :])
 
@@ -97,21 +101,22 @@ def inner(
     activation: Activation,
     *,
     out: Tensor,
+    shares: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Write act(gate) * up of every pair to *out* [T k, I], for x [T, H].
 
-    order, tiles: of ``moe_plan.plan`` with BM = *rows*.
+    order, tiles: of ``moe_plan.plan`` with BM = *rows*. shares: [T, k], that multiply x.
     """
     top = out.shape[0] // x.shape[0]
     weight, bias = weights.gate_up, weights.gate_up_bias
-    _launch(x, weight, bias, None, out, order, tiles, rows, activation, top=top, pdl=pdl)
+    _launch(x, weight, bias, shares, out, order, tiles, rows, activation, top=top, pdl=pdl)
 
 
 def outer(
     x: Tensor,
     weights: ExpertCodes,
-    shares: Tensor,
+    shares: Tensor | None,
     order: Tensor,
     tiles: Tensor,
     rows: int,
@@ -119,7 +124,7 @@ def outer(
     out: Tensor,
     pdl: bool = False,
 ) -> None:
-    """Write share * down(x) of every pair to *out* [T k, H], for x [T k, I]; shares [T, k]."""
+    """Write share * down(x) of every pair to *out* [T k, H], for x [T k, I]; shares [T, k] or 1."""
     weight, bias = weights.down, weights.down_bias
     _launch(x, weight, bias, shares, out, order, tiles, rows, Activation(""), top=1, pdl=pdl)
 
@@ -152,6 +157,6 @@ def _launch(
         K=weight.shape[1], C=weight.group, CODES=weight.kind, ZERO=weight.zero,
         BESIDE=beside_kind, MODE=mode, BM=rows, BN=COLUMNS, BK=chunk, KIND=kind,
         LIMIT=activation.limit, ALPHA=activation.alpha, BIAS=bias is not None,
-        ASM=quantized_tile.uses_asm(x), PDL=pdl, num_warps=WARPS, num_stages=STAGES,
-        launch_pdl=pdl,
+        SHARES=shares is not None, ASM=quantized_tile.uses_asm(x), PDL=pdl, num_warps=WARPS,
+        num_stages=STAGES, launch_pdl=pdl,
     )  # fmt: skip

@@ -3,6 +3,8 @@
     q = round(y / s),  s = max |y| / 448        y = x,  or the RMS norm of x,
                                                 or act(gate) * up, x being [gate | up]
 
+or s is given, the same for all (static), and what is beyond 448 s becomes that.
+
 One program a row, which it holds in registers. Columns stand in the order of ``quantized_codes``,
 as the weight's do: their product is the same. The library's float8 product multiplies its sums by s
 and by the scale of the weight's row.
@@ -27,6 +29,7 @@ def reference(
     eps: float = 0.0,
     activation: str = "",
     group: int = 0,
+    static: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Return y / s, not yet rounded, and s [M], of groups [M, K / group], in float64."""
     y = gated.reference(x, activation) if activation else x.double()
@@ -34,15 +37,19 @@ def reference(
         y = y * (y.square().mean(-1, keepdim=True) + eps).rsqrt() * norm.double()
     groups = y.view(len(y), -1, group or y.shape[1])
     scale = (groups.abs().amax(-1) / LARGEST.value).clamp(min=LEAST.value)
+    if static:
+        scale = torch.full_like(scale, static)
+        most = LARGEST.value * static
+        groups = groups.clamp(-most, most)
     return (groups / scale[..., None]).view(y.shape), scale if group else scale[:, 0]
 
 
 @direct
 @triton.jit
 def _rows_kernel(
-    p_x, p_norm, p_out, p_scales, x_stride, out_stride, eps,
+    p_x, p_norm, p_out, p_scales, x_stride, out_stride, eps, static,
     K: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
-    PDL: tl.constexpr,
+    STATIC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     i_row = tl.program_id(0).to(tl.int64)
     b_place = tl.arange(0, BLOCK)
@@ -57,14 +64,20 @@ def _rows_kernel(
         b_x = activate(b_x, GATE) * b_up
     if NORM:
         b_x = b_x * tl.rsqrt(tl.sum(b_x * b_x, 0) / K + eps) * b_norm
+    if STATIC:
+        b_x = tl.minimum(tl.maximum(b_x, -LARGEST * static), LARGEST * static)
     if C == K:
         scale = tl.maximum(tl.max(tl.abs(b_x), 0) / LARGEST, LEAST)
+        if STATIC:
+            scale = static
         b_q = b_x * (1.0 / scale)
         tl.store(p_scales + i_row, scale)
     else:
         GROUPS: tl.constexpr = BLOCK // C
         b_groups = tl.reshape(b_x, [GROUPS, C])
         b_scale = tl.maximum(tl.max(tl.abs(b_groups), 1) / LARGEST, LEAST)
+        if STATIC:
+            b_scale = b_scale * 0.0 + static
         b_q = tl.reshape(b_groups * (1.0 / b_scale)[:, None], [BLOCK])
         i_group = tl.arange(0, GROUPS)
         tl.store(p_scales + i_row * (K // C) + i_group, b_scale, mask=i_group < K // C)
@@ -80,12 +93,13 @@ def quantize(
     eps: float = 0.0,
     activation: str = "",
     group: int = 0,
+    static: float = 0.0,
     pdl: bool = False,
 ) -> None:
     """Write x [M, K], or its norm with weight *norm* float32 [K], to *out* float8_e4m3fn [M, K].
 
     With an *activation* x is [M, 2 K]. *scales*: float32 [M, 1], or with a *group*, a power of two,
-    [M, K / group], contiguous. Rows of x may be strided.
+    [M, K / group], contiguous. *static*: what they all are to be, not 0. Rows of x may be strided.
     """
     rows, width = out.shape
     group = group or width
@@ -97,7 +111,8 @@ def quantize(
         return
     block = power_of_two(width)
     _rows_kernel[(rows,)](
-        x, norm, out, scales, x.stride(0), out.stride(0), float(eps),
-        K=width, C=group, BLOCK=block, NORM=norm is not None, GATE=ACTIVATIONS[activation], PDL=pdl,
+        x, norm, out, scales, x.stride(0), out.stride(0), float(eps), static,
+        K=width, C=group, BLOCK=block, NORM=norm is not None, GATE=ACTIVATIONS[activation],
+        STATIC=static > 0.0, PDL=pdl,
         num_warps=min(16, max(1, block // 512)), launch_pdl=pdl,
     )  # fmt: skip

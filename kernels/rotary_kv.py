@@ -8,9 +8,10 @@ q is normed, rotated and written to ``q_out`` (which may be the place it came fr
 rotated and stored in the cache; v is stored. The row itself does not change, unless q_out is in it.
 
 Rotary pairs stand side by side in a head, as everywhere in zlm, and ``table`` holds cos + i sin of
-a pair as two float32. Only the first ``2 * table.shape[1]`` dimensions turn. Arithmetic is float32
-from the load to the one rounding at the store. What would be stored as NaN or infinity is stored as
-zero, since a masked NaN still poisons a softmax.
+a pair as two float32. Only the first ``2 * table.shape[1]`` dimensions turn. A ``table`` of float32
+turns nothing: it has a number for each position that q alone is multiplied with. Arithmetic is
+float32 from the load to the one rounding at the store. What would be stored as NaN or infinity is
+stored as zero, since a masked NaN still poisons a softmax.
 
 A cache of e4m3 takes k and v over their scales (``zlm.kernels.kv_fp8``); what is beyond its range
 becomes its largest number.
@@ -57,8 +58,11 @@ def reference(
         q, k = _normed(q, q_weight, eps), _normed(k, k_weight, eps)
     if value_norm:
         v = _normed(v, torch.ones(head_dim, device=v.device), eps)
-    turns = table.to(torch.complex128)[positions].unsqueeze(1)
-    q, k = _turned(q, turns), _turned(k, turns)
+    if table.is_complex():
+        turns = table.to(torch.complex128)[positions].unsqueeze(1)
+        q, k = _turned(q, turns), _turned(k, turns)
+    else:
+        q = q * table[positions, :1].double().unsqueeze(1)
     written = cache.clone()
     for token, slot in enumerate(slots.tolist()):
         if slot >= block_size:
@@ -115,6 +119,7 @@ def _rotary_kv_kernel(
     VALUE_NORM: tl.constexpr,
     FP8_CACHE: tl.constexpr,
     KV_SCALES: tl.constexpr,
+    TURNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     i_token = tl.program_id(0).to(tl.int64)
@@ -136,20 +141,25 @@ def _rotary_kv_kernel(
     mask = in_row[:, None] & in_d[None, :]
     p_x = p_qkv + i_token * stride_qkv + i_h[:, None] * D + i_d[None, :]
     b_x = tl.load(p_x, mask=mask, other=0.0).to(tl.float32)
-    b_turn = tl.load(p_table + i_position * ROT + i_d, mask=i_d < ROT, other=0.0)
+    if TURNS:
+        b_turn = tl.load(p_table + i_position * ROT + i_d, mask=i_d < ROT, other=0.0)
+    else:
+        b_turn = tl.load(p_table + i_position)
 
     b_y = b_x
     if HAS_NORM:
         b_root = tl.rsqrt(tl.sum(b_x * b_x, 1) / D + eps)
         b_w = tl.where(is_q[:, None], b_qw[None, :], b_kw[None, :])
         b_y = b_x * b_root[:, None] * b_w
-    # (a + ib)(cos + i sin) for the pairs that turn, times 1 for the rest.
-    b_cos, b_sin = tl.split(tl.reshape(b_turn, (D_PAD // 2, 2)))
-    b_cos = tl.where(tl.arange(0, D_PAD // 2) * 2 < ROT, b_cos, 1.0)
-    b_re, b_im = tl.split(tl.reshape(b_y, (HEADS, D_PAD // 2, 2)))
-    b_new_re = b_re * b_cos[None, :] - b_im * b_sin[None, :]
-    b_new_im = b_re * b_sin[None, :] + b_im * b_cos[None, :]
-    b_y = tl.reshape(tl.join(b_new_re, b_new_im), (HEADS, D_PAD))
+    if TURNS:  # (a + ib)(cos + i sin) for the pairs that turn, times 1 for the rest
+        b_cos, b_sin = tl.split(tl.reshape(b_turn, (D_PAD // 2, 2)))
+        b_cos = tl.where(tl.arange(0, D_PAD // 2) * 2 < ROT, b_cos, 1.0)
+        b_re, b_im = tl.split(tl.reshape(b_y, (HEADS, D_PAD // 2, 2)))
+        b_new_re = b_re * b_cos[None, :] - b_im * b_sin[None, :]
+        b_new_im = b_re * b_sin[None, :] + b_im * b_cos[None, :]
+        b_y = tl.reshape(tl.join(b_new_re, b_new_im), (HEADS, D_PAD))
+    else:
+        b_y = tl.where(is_q[:, None], b_y * b_turn, b_y)
     b_v = b_x
     if VALUE_NORM:
         b_v = b_x * b_root[:, None]
@@ -195,19 +205,22 @@ def rotary_kv(
 
     positions: int64 [T], clipped to the table's. slots: int64 [T], block * block_size + offset;
     a slot below block_size (null block, -1) stores nothing. table: complex64 [positions, rot / 2],
-    contiguous. cache: [num_blocks, Hkv, 2, block_size, D]. q_out: [T, Hq, D], rotated queries; may
-    be ``qkv[:, :Hq * D].unflatten(1, (Hq, D))``. q_weight, k_weight: float32 [D], both or neither.
-    value_norm: v is normed too, without a weight. reads_only: rows are queries alone, [T, Hq * D],
-    and nothing is stored; there is no k_weight then. kv_scales: float32 [2, Hkv], of a cache of
-    e4m3 (None: 1). pdl: see ``zlm.kernels.chain``.
+    contiguous, or float32 with rows of one number, expanded. cache: [num_blocks, Hkv, 2,
+    block_size, D]. q_out: [T, Hq, D], rotated queries; may be ``qkv[:, :Hq * D].unflatten(1, (Hq,
+    D))``. q_weight, k_weight: float32 [D], both or neither. value_norm: v is normed too, without a
+    weight. reads_only: rows are queries alone, [T, Hq * D], and nothing is stored; there is no
+    k_weight then. kv_scales: float32 [2, Hkv], of a cache of e4m3 (None: 1). pdl: see
+    ``zlm.kernels.chain``.
     """
     tokens, num_heads, head_dim = q_out.shape
     num_kv_heads, block_size = 0 if reads_only else cache.shape[1], cache.shape[3]
     rotated = 2 * table.shape[1]
     assert qkv.shape == (tokens, (num_heads + 2 * num_kv_heads) * head_dim)
-    assert qkv.stride(1) == 1 and q_out.stride(2) == 1 and table.is_contiguous()
+    assert qkv.stride(1) == 1 and q_out.stride(2) == 1
     assert cache.shape[4] == head_dim and cache.stride(3) == head_dim and cache.stride(4) == 1
-    assert rotated <= head_dim and table.dtype == torch.complex64
+    turns = table.is_complex()
+    assert rotated <= head_dim
+    assert table.is_contiguous() if turns else table.stride() == (1, 0)
     assert (q_weight is None) == (k_weight is None) or (reads_only and k_weight is None)
     assert not value_norm or k_weight is not None
     if not tokens:
@@ -215,7 +228,7 @@ def rotary_kv(
     padded = max(power_of_two(head_dim), 32)
     heads, warps = _heads(qkv.device, padded)
     heads = min(heads, power_of_two(num_heads + 2 * num_kv_heads))
-    angles = torch.view_as_real(table)
+    angles = torch.view_as_real(table) if turns else table
     _rotary_kv_kernel[(tokens, cdiv(num_heads + 2 * num_kv_heads, heads))](
         qkv,
         positions,
@@ -245,6 +258,7 @@ def rotary_kv(
         VALUE_NORM=value_norm,
         FP8_CACHE=cache.dtype == FP8,
         KV_SCALES=kv_scales is not None and cache.dtype == FP8 and not reads_only,
+        TURNS=turns,
         PDL=pdl,
         num_warps=warps,
         launch_pdl=pdl,

@@ -1,16 +1,17 @@
 """Configuration: frozen structs per concern, the facts of a model, and what both resolve to.
 
-Imports nothing of zlm but the error tree and its own part for the server (``config_server``). The
+Imports nothing of zlm but the error tree and its own parts (``config_server`` and the like). The
 command line (or ``LLM``) builds a ``Config`` once; ``resolve`` joins it with the ``ModelSpec`` read
 from the checkpoint into a ``Resolved``, which the supervisor sends to every process and nobody
 changes.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from zlm.api_keys import ApiKey as ApiKey
+from zlm.config_parallel import ParallelOptions as ParallelOptions, check_parallel
 from zlm.config_server import (
     LogOptions as LogOptions,
     ServerLimits as ServerLimits,
@@ -48,7 +49,6 @@ RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
 MAX_TOKENS = 2**31 - 1
 AUTO_LENGTHS = ("auto", -1)  # of --max-model-len; -1 is vLLM's
-MAX_RANKS = 64
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,20 +95,6 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_seqs: int | None = None  # sequences that may wait for room; None: no limit
 
 
-class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers and where they run."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    tensor_parallel_size: int = 1  # workers that share each layer
-    pipeline_parallel_size: int = 1  # stages, each of which has some of the layers
-    cpu_threads: int | None = None  # compute threads of a CPU worker; None: physical cores
-
-    @property
-    def num_workers(self) -> int:
-        """Worker processes: worker number s * tensor_parallel_size + r is rank r of stage s."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
-
-
 class ComputeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a GPU computes; a CPU is eager, and deterministic where it computes in float32."""
 
@@ -132,15 +118,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary embedding of one kind of layer.
 
-    ``scaling`` is none, linear, llama3, yarn or longrope; the fields after it belong to the kinds
-    named in their comments (Hugging Face's names, checked by the rotary layer).
+    ``scaling`` is none, linear, llama3, yarn, longrope, or temperature, which turns nothing and
+    makes q larger from position to position; the fields after it belong to the kinds named in their
+    comments (Hugging Face's names, checked by the rotary layer).
     """
 
     theta: float = 10000.0
     partial_factor: float = 1.0  # fraction of head_dim that is rotated
+    neighbours: bool = False  # the checkpoint has the two of a pair side by side (Llama 4)
     scaling: str = "none"
-    factor: float = 1.0  # linear, llama3, yarn, longrope
-    original_max_position: int = 0  # llama3, yarn, longrope
+    factor: float = 1.0  # linear, llama3, yarn, longrope, temperature
+    original_max_position: int = 0  # llama3, yarn, longrope, temperature
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     attention_factor: float | None = None  # yarn, longrope
@@ -205,9 +193,13 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[bool, ...] = ()  # which layers are mixtures; empty: all
     normalize: bool = True  # the chosen experts' shares of a token are made to sum to 1
     shared_size: int = 0  # intermediate size of the expert that all tokens have; 0: none
+    shared_gate: bool = True  # a token takes a share of that, and not all
+    # A token's shares are sigmoids of its logits, and multiply what its experts read (Llama 4).
+    sigmoid: bool = False
     # How the checkpoint keeps them: each expert's tensors, those of a layer stacked (GGUF), or
-    # fused: stacked and transposed, with gate and up row by row in one (gpt-oss).
-    layout: Literal["each", "stacked", "fused"] = "each"
+    # fused: stacked and transposed, with gate and up row by row in one (gpt-oss); halves: the same
+    # with all of gate before up (Llama 4).
+    layout: Literal["each", "stacked", "fused", "halves"] = "each"
     biases: bool = False  # of the router and the experts
     limit: float = 0.0  # over 0: gate and up are clamped (gpt-oss)
     alpha: float = 0.0  # of the clamped activation
@@ -243,6 +235,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_plain: bool = False  # q and k are normed without a weight where they turn (Llama 4)
     norm_bias: bool = True  # LayerNorms have biases (encoders)
     norm_plus_one: bool = False  # RMSNorm multiplies by 1 + weight (Gemma, Hugging Face form)
     sandwich_norms: bool = False  # norms after attention and MLP too (Gemma)
@@ -254,10 +247,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention_scale: float = 0.0  # of q·k before the softmax; 0: head_dim ** -0.5
     attention_softcap: float = 0.0  # 0: none
     final_softcap: float = 0.0  # of the logits; 0: none
-    layer_windows: tuple[int, ...] = ()  # sliding window of each layer in tokens, 0: full
+    layer_windows: tuple[int, ...] = ()  # of each layer, in tokens; 0: full; see ``first_seen``
     rope: RopeSpec = RopeSpec()  # of full layers
     rope_sliding: RopeSpec | None = None  # of sliding layers, where it differs (Gemma 3)
     rope_layers: tuple[bool, ...] = ()  # which layers turn q and k at all; empty: all (SmolLM3)
+    rope_still: RopeSpec | None = None  # of those that do not, if they do something else (Llama 4)
     experts: ExpertsSpec | None = None
     gemma4: Gemma4Spec | None = None
     bos_token_id: int | None = None
@@ -265,6 +259,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dtype: str = "float32"  # torch's name; bfloat16 for quantized GGUF files
     weights_format: str = "safetensors"  # safetensors or gguf
     quantization: str | None = None  # method of a quantized safetensors checkpoint
+    static_inputs: bool = False  # its activations are rounded by scales that it has
     kv_cache_dtype: str = ""  # fp8_e4m3: keys and values have scales for it; empty: they have none
     generation: GenerationDefaults = GenerationDefaults()
     pooling: PoolingSpec | None = None  # it gives vectors or scores, and no text
@@ -285,7 +280,7 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Layers that share block tables: the same attention kind and geometry."""
 
     layers: tuple[int, ...]
-    window_tokens: int  # 0: full attention
+    window_tokens: int  # as in ``ModelSpec.layer_windows``
     num_kv_heads: int
     head_dim: int
 
@@ -324,13 +319,24 @@ def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
         return ()
     windows = (spec.layer_windows or (0,) * spec.num_layers)[: shared_from(spec)]
     groups = []
-    for window in sorted(set(windows)):
+    for window in sorted(set(windows), key=abs):
         layers = tuple(i for i, w in enumerate(windows) if w == window)
         kv_heads, head_dim = layer_heads(spec, layers[0])
         groups.append(
             KVGroup(layers=layers, window_tokens=window, num_kv_heads=kv_heads, head_dim=head_dim)
         )
     return tuple(groups)
+
+
+def first_seen(position: Any, window: int) -> Any:
+    """Return the first position that a query at *position* sees; below 0: all are seen.
+
+    Positions are integers or tensors of them. *window*: tokens that slide with the query, 0: no
+    limit, -n: chunks of n tokens, of which a query sees its own.
+    """
+    if window > 0:
+        return position + 1 - window
+    return position // -window * -window if window else position * 0
 
 
 def layer_heads(spec: ModelSpec, index: int) -> tuple[int, int]:
@@ -348,7 +354,7 @@ def shared_from(spec: ModelSpec) -> int:
 def check(config: Config) -> None:
     """Raise ConfigError, naming the flag and the limit, if a value is wrong whatever the model."""
     model, cache, scheduler = config.model, config.cache, config.scheduler
-    parallel, server = config.parallel, config.server
+    server = config.server
     if not model.model:
         raise ConfigError("--model must not be empty")
     among("--dtype", model.dtype, DTYPES)
@@ -375,10 +381,8 @@ def check(config: Config) -> None:
     within("--max-num-batched-tokens", scheduler.max_num_batched_tokens, 1, MAX_TOKENS)
     within("--run-ahead-steps", scheduler.run_ahead_steps, 1, 8)
     within("--max-waiting-queue-length", scheduler.max_waiting_seqs, 0, MAX_TOKENS)
-    within("--tensor-parallel-size", parallel.tensor_parallel_size, 1, MAX_RANKS)
-    within("--pipeline-parallel-size", parallel.pipeline_parallel_size, 1, MAX_RANKS)
     among("--attention-backend", config.compute.attention_backend, ATTENTION_BACKENDS)
-    within("--cpu-threads", parallel.cpu_threads, 1, 1024)
+    check_parallel(config.parallel)
     if server.tool_call_parser is not None:
         among("--tool-call-parser", server.tool_call_parser, TOOL_CALL_PARSERS)
     if server.reasoning_parser is not None:

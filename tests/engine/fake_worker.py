@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from zlm.config import first_seen
 from zlm.engine.grammar import GrammarMatcher, GrammarState, Words
 from zlm.messages import (
     FINISH_EOS,
@@ -217,7 +218,7 @@ class FakeWorker:
 
     def _check_context(self, slot: int, start: int, end: int) -> None:
         for group, window in enumerate(self.windows):
-            first = max(0, start - window + 1) if window else 0
+            first = max(0, first_seen(start, window))
             positions = np.arange(first, end)
             blocks = self.tables[group][slot, positions // self.block_size]
             read = self.caches[group][blocks, positions % self.block_size]

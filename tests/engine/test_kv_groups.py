@@ -36,6 +36,17 @@ def test_a_window_gives_back_what_is_behind_it() -> None:
     kv.check_idle()
 
 
+def test_chunks_give_back_what_is_before_the_current_one() -> None:
+    kv = KVGroups([0, -8], [9, 9], 4, 1)
+    kv.extend(0, 20)
+    entries(kv)
+    kv.trim(0, 15)  # reads 8..15
+    assert entries(kv) == [(1, 0, 0, 0), (1, 0, 1, 0)]
+    kv.trim(0, 16)  # begins a chunk
+    assert [pool.num_in_use for pool in kv.pools] == [5, 1]
+    kv.check()
+
+
 def test_release_makes_unsent_entries_void() -> None:
     kv = KVGroups([0], [9], 4, 2)
     kv.extend(0, 4)
@@ -75,7 +86,7 @@ def test_no_fork_from_a_sequence_whose_window_has_moved_on() -> None:
     assert not kv.can_fork(0, 12)
 
 
-@pytest.mark.parametrize("window", [1, 2, 4, 5, 6, 9])
+@pytest.mark.parametrize("window", [1, 2, 4, 5, 6, 9, -3, -6, -8])
 @pytest.mark.parametrize("chunk", [1, 3, 4, 7])
 def test_most_live_blocks_is_never_exceeded(window: int, chunk: int) -> None:
     length = 40

@@ -49,11 +49,14 @@ def test_a_salt_never_collides_with_an_adapter_or_with_two_fields() -> None:
 
 @pytest.mark.parametrize(
     ("position", "window", "block"),
-    [(0, 6, 0), (5, 6, 0), (8, 6, 0), (9, 6, 1), (17, 6, 3), (17, 0, 0), (8, 1, 2), (7, 1, 1)],
+    [
+        *((0, 6, 0), (5, 6, 0), (8, 6, 0), (9, 6, 1), (17, 6, 3), (17, 0, 0), (8, 1, 2), (7, 1, 1)),
+        *((7, -8, 0), (8, -8, 2), (15, -8, 2), (16, -8, 4), (11, -6, 1), (12, -6, 3)),
+    ],
 )
 def test_first_live_block(position: int, window: int, block: int) -> None:
     assert first_live_block(position, window, 4) == block
-    if window:  # by definition: the block of the first key that a query at the position reads
+    if window > 0:  # by definition: the block of the first key that a query at the position reads
         assert block == max(0, position - window + 1) // 4
 
 
@@ -67,7 +70,7 @@ def _hit_by_trying(present: list[set[int]], windows: list[int], count: int, size
     return 0
 
 
-@pytest.mark.parametrize("windows", [[0], [5], [0, 5], [0, 3, 9], [3, 9]])
+@pytest.mark.parametrize("windows", [[0], [5], [0, 5], [0, 3, 9], [3, 9], [0, -6], [-8, 5]])
 def test_longest_hit_equals_trying_every_length(windows: list[int]) -> None:
     count, size = 6, 4
     keys = [bytes([number]) * KEY_BYTES for number in range(count)]

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, note, settings, strategies as st
 
 from zlm.messages import ROW_ALL_MASKED, ROW_NAN
 
-WINDOWS = st.sampled_from([(0,), (0, 5), (3,), (0, 1), (0, 4, 9), (2, 8)])
+WINDOWS = st.sampled_from([(0,), (0, 5), (3,), (0, 1), (0, 4, 9), (2, 8), (0, -6), (-4,)])
 
 # Prompts are made of few pieces, so that prefixes meet each other in the cache.
 PIECES = [[1, 2, 4, 5], [6, 7, 8, 9], [1, 2, 4, 5, 6, 7, 8, 9], [10], [11, 12, 13], [EOS, 1]]

@@ -13,6 +13,7 @@ import torch
 from paged_steps import PagedSequences
 from quantizers import CASES, quantized
 from safetensors.torch import save_file
+from transformers_reference import common_keys
 
 from zlm.config import ModelSpec
 from zlm.models import registry
@@ -35,19 +36,9 @@ MOST = {  # times the perplexity in bfloat16
 
 def config_json(spec: ModelSpec) -> dict[str, object]:
     return {
+        **common_keys(spec),
         "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": spec.vocab_size,
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
-        "max_position_embeddings": spec.max_position,
-        "rms_norm_eps": spec.rms_norm_eps,
         "rope_theta": spec.rope.theta,
-        "tie_word_embeddings": True,
         "torch_dtype": "bfloat16",
         "bos_token_id": spec.bos_token_id,
         "eos_token_id": spec.eos_token_ids[0],

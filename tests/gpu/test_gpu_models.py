@@ -12,12 +12,6 @@ from tiny_models import SPECS
 
 from zlm.ops.batch import StepBatch
 
-pytest.importorskip("triton", reason="Triton is not installed")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
-
 CUDA = torch.device("cuda")
 # Wide enough for several tiles of every kernel.
 WIDER = {

@@ -5,12 +5,6 @@ import pytest
 import torch
 from worker_steps import join
 
-pytest.importorskip("triton", reason="Triton is not installed")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
-
 
 @pytest.mark.parametrize("vocab", [180, 49_152])
 def test_mixtures_sample_as_on_the_cpu(vocab: int) -> None:

@@ -8,16 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import answers, survives
+from running_server import Server
 from tiny import tiny_checkpoint
 
-pytest.importorskip("triton", reason="Triton is not installed")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs"),
-]
-
-from ranks import answers, survives  # noqa: E402
-from running_server import Server  # noqa: E402
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
 
 BENCH = Path(__file__).parents[2] / "bench" / "exchange.py"
 
@@ -32,11 +27,8 @@ def test_a_killed_rank_is_recovered_from(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model", "llama")
     flags = ["--device", "cuda", "-tp", "2", "--max-model-len", "512", "--max-restarts", "100"]
     flags += ["--kv-cache-memory-bytes", str(64 * 2**20), "--served-model-name", "smol"]
-    server = Server(path, tmp_path / "log", flags)
-    try:
+    with Server(path, tmp_path / "log", flags) as server:
         survives(server, signal.SIGKILL)
-    finally:
-        server.stop()
 
 
 def test_sums_and_gathers_are_right() -> None:

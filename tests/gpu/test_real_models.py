@@ -20,12 +20,6 @@ from transformers_reference import Reference
 from zlm import LLM
 from zlm.outputs import RequestOutput
 
-pytest.importorskip("triton", reason="Triton is not installed")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
-
 LONG = 64  # tokens that are compared in 16 bits
 NEAR_TIE = 0.5  # of float32 logits: what rounding to bfloat16 along the way can turn round
 MOST_DIVERGENCES = 0.04  # of all steps

@@ -5,17 +5,10 @@ from typing import Any
 
 import pytest
 import real_prompts
-import torch
 from real_prompts import SMALL_POOL_BLOCKS, TEXTS, ids_of, values_of
 
 from zlm import LLM, SamplingParams
 from zlm.outputs import RequestOutput
-
-pytest.importorskip("triton", reason="Triton is not installed")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
 
 COMPANY = 31  # sequences that run at once when determinism is tried
 TOLERANCE = 1e-3  # of log-probabilities, between CPU and GPU

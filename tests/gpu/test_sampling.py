@@ -10,12 +10,6 @@ from worker_steps import floats, ids
 from zlm.messages import ROW_ALL_MASKED, ROW_NAN, ROW_OK
 from zlm.worker import penalties
 
-pytest.importorskip("triton", reason="Triton is not installed")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
-
 VOCABS = pytest.mark.parametrize("vocab", [32_001, 49_152, 151_936, 262_144])
 EVERYTHING = {"min_p": True, "top_k": True, "top_p": True}
 

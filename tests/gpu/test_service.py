@@ -20,7 +20,6 @@ from tiny_embedders import tiny_embedder
 from zlm import LLM
 
 pytest.importorskip("llguidance", reason="llguidance is not installed")
-pytestmark = pytest.mark.gpu
 
 MEMORY = 64 * 2**20
 TEMPLATE = (
@@ -54,9 +53,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     flags += ["--kv-cache-memory-bytes", str(MEMORY), "--max-num-seqs", "16"]
     flags += ["--chat-template", str(folder / "template.jinja"), "--enable-auto-tool-choice"]
     program = [sys.executable, "-m", "zlm.cli.main", "serve"]
-    made = Server(path, folder / "log", flags, program=program).wait_ready()
-    yield made
-    made.stop()
+    with Server(path, folder / "log", flags, program=program) as made:
+        yield made
 
 
 def chat(server: Server, **fields: Any) -> Any:

@@ -12,10 +12,6 @@ from zlm.weights import gguf_dequant
 from zlm.weights.load import open_weights
 from zlm.worker.dummy_weights import STANDARD_DEVIATION, DummyWeights
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
 CUDA = torch.device("cuda", 0)
 
 

@@ -14,21 +14,16 @@ from msgspec.structs import replace
 from tiny_models import SPECS, RandomWeights
 from worker_steps import entries_of, floats, ids, join, tokens_of
 
-pytest.importorskip("triton", reason="Triton is not installed")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-import runner_pairs  # noqa: E402
-from runner_pairs import Pair, Setting, Tables  # noqa: E402
-from step_traffic import Traffic  # noqa: E402
+import runner_pairs
+from runner_pairs import Pair, Setting, Tables
+from step_traffic import Traffic
 
-from zlm.config import CacheOptions, ModelSpec  # noqa: E402
-from zlm.worker import gpu_measure, gpu_memory, gpu_startup  # noqa: E402
-from zlm.worker.dummy_weights import DummyWeights  # noqa: E402
+from zlm.config import CacheOptions, ModelSpec
+from zlm.worker import gpu_measure, gpu_memory, gpu_startup
+from zlm.worker.dummy_weights import DummyWeights
 
 CUDA = torch.device("cuda", 0)
 VOCAB = 1000

@@ -11,22 +11,23 @@ from zlm.kernels.moe import Activation, ExpertTensors  # noqa: E402
 
 
 def routed(
-    logits: torch.Tensor, chosen: int, normalize: bool = True
+    logits: torch.Tensor, chosen: int, normalize: bool = True, sigmoid: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     shape = logits.shape[0], chosen
     experts, shares = torch.full(shape, -7, dtype=torch.int32), torch.full(shape, float("nan"))
-    moe_plan.route(logits, normalize=normalize, experts=experts, shares=shares)
+    how = {"normalize": normalize, "sigmoid": sigmoid}
+    moe_plan.route(logits, experts=experts, shares=shares, **how)
     return experts, shares
 
 
-@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("how", [(True, False), (False, False), (True, True)])
 @pytest.mark.parametrize(("count", "chosen"), [(5, 2), (60, 4), (1, 1), (4, 4)])
-def test_routing(count: int, chosen: int, normalize: bool) -> None:
-    """Experts and shares are those of softmax and top-k, with all logits far below 0 too."""
+def test_routing(count: int, chosen: int, how: tuple[bool, bool]) -> None:
+    """Shares are those of softmax, or sigmoid, and top-k, with all logits far below 0 too."""
     logits = torch.randn(7, count, generator=torch.Generator().manual_seed(count)) * 3
     for shifted in (logits, logits - 50):
-        experts, shares = routed(shifted, chosen, normalize)
-        wanted, numbers = moe_plan.reference(shifted, chosen, normalize)
+        experts, shares = routed(shifted, chosen, *how)
+        wanted, numbers = moe_plan.reference(shifted, chosen, *how)
         assert torch.equal(experts.long(), numbers)
         torch.testing.assert_close(shares.double(), wanted, rtol=1e-6, atol=1e-7)
 
@@ -78,19 +79,21 @@ def check_mixture(
     weights: ExpertTensors,
     chosen: int,
     activation: Activation,
+    of_inputs: bool = False,
 ) -> None:
     """Compare the mixture of x, by all five launches, with the reference."""
     setting = moe.tile_setting(x.dtype, x.shape[0] * chosen, logits.shape[1], fixed=False)
-    experts, shares = routed(logits, chosen)
+    experts, shares = routed(logits, chosen, sigmoid=of_inputs)
     order, tiles = planned(experts, logits.shape[1], setting[0])
+    read, given = (shares, None) if of_inputs else (None, shares)
     pairs, (hidden, width) = experts.numel(), weights.down.shape[1:]
     gated = torch.full((pairs, width), float("nan"), dtype=x.dtype)
-    moe.inner(x, weights, order, tiles, setting, activation, out=gated)
+    moe.inner(x, weights, order, tiles, setting, activation, out=gated, shares=read)
     results = torch.full((pairs, hidden), float("nan"), dtype=x.dtype)
-    moe.outer(gated, weights, shares, order, tiles, setting, out=results)
+    moe.outer(gated, weights, given, order, tiles, setting, out=results)
     out = torch.ones(x.shape)
     moe.combine(results, out, out=out)
-    wanted = moe.reference(x, experts, shares, weights, activation)
+    wanted = moe.reference(x, experts, shares, weights, activation, of_inputs=of_inputs)
     error = (out - 1 - wanted).abs().max() / wanted.abs().max()
     assert error < (1e-6 if x.dtype == torch.float32 else 1e-2), error
 
@@ -123,6 +126,13 @@ def test_mixture(tokens: int, activation: Activation, biases: bool) -> None:
     x = torch.randn(tokens, 40, generator=generator)
     logits = torch.randn(tokens, 5, generator=generator) * 5 - 50
     check_mixture(x, logits, random_weights(5, 40, 24, biases), 2, activation)
+
+
+def test_shares_of_what_experts_read() -> None:
+    generator = torch.Generator().manual_seed(2)
+    x, logits = torch.randn(23, 40, generator=generator), torch.randn(23, 5, generator=generator)
+    weights = random_weights(5, 40, 24, biases=True)
+    check_mixture(x, logits, weights, 2, Activation("silu"), of_inputs=True)
 
 
 def test_mixture_in_float16() -> None:

@@ -38,14 +38,17 @@ def random_experts(kind: str, *, biases: bool) -> ExpertCodes:
 
 
 @pytest.mark.parametrize(
-    ("kind", "tokens", "activation", "biases"),
+    ("kind", "tokens", "activation", "biases", "of_inputs"),
     [
-        ("w4z", 1, Activation("silu"), False),
-        ("fp8", 23, Activation("gelu_tanh"), False),
-        ("mxfp4", 23, Activation("clamped", 1.5, 1.7), True),
+        ("w4z", 1, Activation("silu"), False, False),
+        ("fp8", 23, Activation("gelu_tanh"), False, False),
+        ("mxfp4", 23, Activation("clamped", 1.5, 1.7), True, False),
+        ("fp8", 23, Activation("silu"), True, True),
     ],
 )
-def test_mixture(kind: str, tokens: int, activation: Activation, biases: bool) -> None:
+def test_mixture(
+    kind: str, tokens: int, activation: Activation, biases: bool, of_inputs: bool
+) -> None:
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(tokens, HIDDEN, generator=generator)
     logits = torch.randn(tokens, COUNT, generator=generator) * 5
@@ -57,10 +60,12 @@ def test_mixture(kind: str, tokens: int, activation: Activation, biases: bool) -
     tiles = torch.empty(moe_plan.num_tiles(pairs, COUNT, rows), 3, dtype=torch.int32)
     moe_plan.plan(experts, COUNT, rows, order=order, tiles=tiles)
     gated = torch.full((pairs, WIDTH), float("nan"))
-    quantized_moe.inner(x, weights, order, tiles, rows, activation, out=gated)
+    read, given = (shares, None) if of_inputs else (None, shares)
+    quantized_moe.inner(x, weights, order, tiles, rows, activation, out=gated, shares=read)
     results = torch.full((pairs, HIDDEN), float("nan"))
-    quantized_moe.outer(gated, weights, shares, order, tiles, rows, out=results)
+    quantized_moe.outer(gated, weights, given, order, tiles, rows, out=results)
     out = torch.zeros(x.shape)
     moe.combine(results, out, out=out)
-    wanted = moe.reference(x, experts, shares, weights.spread(COUNT), activation)
+    spread = weights.spread(COUNT)
+    wanted = moe.reference(x, experts, shares, spread, activation, of_inputs=of_inputs)
     assert float((out - wanted).norm() / wanted.norm()) < 1e-5

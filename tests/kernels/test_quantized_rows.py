@@ -16,6 +16,7 @@ from zlm.kernels import quantized_codes, quantized_matmul, quantized_rows  # noq
 )
 def test_rows(activation: str, normed: bool, group: int) -> None:
     """The interpreter cuts off what the card rounds."""
+    torch.manual_seed(0)
     x = torch.randn(5, 192 if activation else 96)
     x[3] = 0
     norm = torch.rand(96) if normed else None
@@ -28,6 +29,25 @@ def test_rows(activation: str, normed: bool, group: int) -> None:
     torch.testing.assert_close(scales.view(wanted_scales.shape).double(), wanted_scales)
     found = quantized_codes.unpack(q).double()
     assert float((found - wanted).norm() / wanted.norm()) < 0.08
+
+
+@pytest.mark.parametrize(("activation", "group"), [("", 0), ("silu", 0), ("", 32)])
+def test_rows_with_a_scale_that_is_given(activation: str, group: int) -> None:
+    """What is beyond its range becomes the largest number."""
+    torch.manual_seed(0)
+    x = torch.randn(5, 192 if activation else 96)
+    x[2, 7], x[3, 8] = 300.0, -300.0
+    how = {"activation": activation, "group": group, "static": 0.01}
+    q, scales = torch.empty(5, 96, dtype=torch.float8_e4m3fn), torch.empty(5, 96 // (group or 96))
+    quantized_rows.quantize(x, out=q, scales=scales, **how)
+    wanted, wanted_scales = quantized_rows.reference(x, **how)
+    assert bool((scales == 0.01).all()) and torch.allclose(
+        wanted_scales, torch.tensor(0.01).double()
+    )
+    found = quantized_codes.unpack(q).double()
+    assert float((found - wanted).norm() / wanted.norm()) < 0.08
+    if not activation:
+        assert found[2, 7] == 448.0 and found[3, 8] == -448.0
 
 
 @pytest.mark.parametrize("group", [0, 128])

@@ -31,7 +31,8 @@ def test_saved_by_transformers(family: str, tmp_path: Path) -> None:
     assert ours.architecture == family.removesuffix("_multimodal")
     assert ours.vocab_size == theirs.vocab_size
     assert ours.hidden_size == theirs.hidden_size
-    assert ours.intermediate_size == theirs.intermediate_size
+    inner = getattr(theirs, "intermediate_size_mlp", theirs.intermediate_size)
+    assert ours.intermediate_size == inner
     assert ours.num_layers == theirs.num_hidden_layers
     assert ours.num_heads == theirs.num_attention_heads
     assert ours.num_kv_heads == theirs.num_key_value_heads
@@ -51,8 +52,8 @@ def test_saved_by_transformers(family: str, tmp_path: Path) -> None:
     if family in ("mistral", "phi3"):
         assert ours.layer_windows == (24,) * 3
     elif types:
-        sliding = [20 if kind == "sliding_attention" else 0 for kind in types]
-        assert list(ours.layer_windows) == sliding
+        spans = {"sliding_attention": 20, "chunked_attention": -20, "full_attention": 0}
+        assert list(ours.layer_windows) == [spans[kind] for kind in types]
     assert ours.qkv_bias == (family in ("qwen2", "qwen2_moe", "gpt_oss"))
     assert ours.qk_norm == (ours.architecture in WITH_QK_NORM)
 
@@ -341,6 +342,12 @@ def test_wrong_values_name_their_key(tmp_path: Path, changes: dict, words: str) 
 def test_quantized_checkpoints_are_refused(tmp_path: Path, changes: dict, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         spec_of(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("scheme", ["static", "dynamic"])
+def test_how_a_scheme_rounds_activations(tmp_path: Path, scheme: str) -> None:
+    fp8 = {"quant_method": "fp8", "activation_scheme": scheme}
+    assert spec_of(tmp_path, quantization_config=fp8).static_inputs == (scheme == "static")
 
 
 def test_folders_that_are_no_models(tmp_path: Path) -> None:

@@ -102,6 +102,23 @@ def test_smollm3_still_layers(tmp_path: Path) -> None:
     assert spec_of(tmp_path, **smollm3, **slides).layer_windows == (0, 0, 0, 16)
 
 
+def test_llama4_layers(tmp_path: Path) -> None:
+    llama4 = {"architectures": ["Llama4ForCausalLM"], "torch_dtype": "float32"}
+    spec = spec_of(tmp_path, **llama4, no_rope_layers=[], interleave_moe_layer_step=2)
+    assert spec.rope_layers == (True, True, True, False)
+    assert spec.layer_windows == (-8192, -8192, -8192, 0)
+    assert spec.experts is not None and spec.experts.layers == (False, True, False, True)
+    assert (spec.intermediate_size, spec.experts.size, spec.experts.shared_size) == (16384, 96, 96)
+    assert spec.rope_still is not None and spec.rope_still.original_max_position == 8192
+    own = {"attn_temperature_tuning": 0, "moe_layers": [], "attention_chunk_size": 200000}
+    plain = spec_of(tmp_path, **llama4, **own)
+    assert plain.rope_still is None and plain.experts is None
+    assert plain.layer_windows == (0,) * 4, "a chunk as long as the context is no limit"
+    kinds = ["full_attention", "sliding_attention"] * 2
+    with pytest.raises(ModelError, match="4 times full_attention or chunked_attention"):
+        spec_of(tmp_path, **llama4, layer_types=kinds)
+
+
 def test_olmo3_scales_its_full_layers_alone(tmp_path: Path) -> None:
     scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256}
     spec = spec_of(

@@ -8,7 +8,7 @@ import gguf
 import msgspec
 import numpy as np
 import pytest
-from tiny import tiny_checkpoint, tiny_gguf
+from tiny import finish_gguf, tiny_checkpoint, tiny_gguf
 
 from zlm.config import RopeSpec
 from zlm.errors import ModelError
@@ -93,10 +93,7 @@ def test_gguf_files_that_are_refused(
     writer = gguf.GGUFWriter(str(path), arch)
     for key, value in extra.items():
         writer.add_uint32(key, value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish_gguf(writer)
     with pytest.raises(ModelError, match=words):
         load_spec(path)
 
@@ -106,10 +103,7 @@ def test_missing_keys_of_a_gguf_are_all_named(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(str(path), "qwen3")
     writer.add_context_length(512)
     writer.add_tensor("token_embd.weight", np.zeros((4, 64), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish_gguf(writer)
     with pytest.raises(ModelError, match="lacks embedding_length, block_count, feed_forward"):
         load_spec(path)
 
@@ -132,10 +126,7 @@ def test_eos_of_gguf_files(tmp_path: Path) -> None:
             else:
                 writer.add_uint32(f"tokenizer.ggml.{name}_token_id", value)
         writer.add_tensor("token_embd.weight", np.zeros((4, 64), np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        finish_gguf(writer)
         return load_spec(path).eos_token_ids
 
     assert eos() == ()

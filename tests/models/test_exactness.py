@@ -21,7 +21,7 @@ from zlm.ops import cpu_process, onednn
 from zlm.ops.cpu import CpuOps
 from zlm.weights.load import open_weights
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gemma4", "qwen2_moe"]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gemma4", "qwen2_moe", "llama4"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -23,13 +23,14 @@ from zlm.worker.model_runner import ModelRunner
 from zlm.worker.slots import SlotTables
 
 STEPS = 8
-WITHOUT_GGUF = ("gemma4", "gpt_oss")  # whose GGUF files are not read
+WITHOUT_GGUF = ("gemma4", "gpt_oss", "llama4")  # whose GGUF files are not read
 # Of a GGUF file, which leaves it out (see test_config_gguf): what the folder must be like.
 PLAIN = {"query_pre_attn_scalar": 32}
 FAMILIES = {
     "gemma2": PLAIN,
     "gemma4": {},
     "gpt_oss": {},
+    "llama4": {},
     "phi3": {},
     "olmo2": {},
     "smollm3": {"no_rope_layers": [1, 1, 1, 0], "num_hidden_layers": 4},

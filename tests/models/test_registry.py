@@ -18,6 +18,8 @@ from zlm.models.tensors import expected_tensors
 from zlm.ops.block_matrix import BlockMatrix
 from zlm.ops.cpu import CpuOps
 from zlm.weights.load import open_weights
+from zlm.weights.parts import chosen_matrix
+from zlm.weights.region import Choose
 
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
@@ -159,10 +161,11 @@ def test_buffers_that_are_computed_here_are_ignored(
 def test_a_quantized_weight_of_another_shape_is_told(spec: ModelSpec, tensors: Tensors) -> None:
     """Weights that stay quantized are checked as tensors are."""
 
-    def quantized(name: str) -> BlockMatrix | None:
+    def quantized(name: str, choose: Choose) -> BlockMatrix | None:
         if not name.endswith("o_proj.weight"):
             return None
-        return BlockMatrix(torch.zeros(8, 32, dtype=torch.uint8), torch.ones(8, 1), None, (1, 32))
+        codes = torch.zeros(8, 32, dtype=torch.uint8)
+        return chosen_matrix(BlockMatrix(codes, torch.ones(8, 1), None, (1, 32)), choose)
 
     ops = CpuOps(torch.bfloat16, quantized=True)
     with pytest.raises(ModelError, match=r"o_proj\.weight has shape \[8, 32\]"):

@@ -1,5 +1,7 @@
 """Quantized matrices: what their blocks mean, and how rows of several come together."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -43,6 +45,14 @@ def test_rows() -> None:
     taken = take_rows(matrix, index)
     assert isinstance(taken, BlockMatrix)
     assert torch.equal(taken.dequantize(torch.float32), matrix.dequantize(torch.float32)[index])
+
+
+def test_stack_takes_the_larger_scale_of_what_it_multiplies() -> None:
+    first = replace(random_matrix(4), input_scale=0.5)
+    both = stack([first, replace(random_matrix(2), input_scale=0.25)], torch.float32)
+    lacking = stack([first, random_matrix(2)], torch.float32)
+    assert isinstance(both, BlockMatrix) and both.input_scale == 0.5
+    assert isinstance(lacking, BlockMatrix) and lacking.input_scale == 0.0
 
 
 def test_stack_keeps_what_is_quantized_alike() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from zlm.config import first_seen
 from zlm.ops import cpu_attention, kv_cache, reference
 from zlm.ops.backend import Geometry
 from zlm.ops.batch import GroupBatch, StepBatch
@@ -38,7 +39,7 @@ class Case:
         table = torch.zeros((len(rows), width), dtype=torch.int32)
         for row, (length, context) in enumerate(rows):
             for index in range(-(-context // BLOCK_SIZE)):
-                seen = (index + 1) * BLOCK_SIZE > context - length + 1 - window
+                seen = (index + 1) * BLOCK_SIZE > first_seen(context - length, window)
                 table[row, index] = order.pop() if seen or not window else 0
         old = torch.randn(num_blocks, BLOCK_SIZE, 2, kv_heads, HEAD_DIM)
         self.cache = old.to(kv_dtype)
@@ -94,7 +95,7 @@ def random_rows(seed: int) -> list[tuple[int, int]]:
     return decodes + prefills
 
 
-@pytest.mark.parametrize("window", [0, 1, 5, 16])
+@pytest.mark.parametrize("window", [0, 1, 5, 16, -7, -16])
 @pytest.mark.parametrize("seed", range(8))
 def test_mixed_rows(seed: int, window: int) -> None:
     case = Case(random_rows(seed), window=window, seed=seed)
@@ -116,7 +117,7 @@ def test_softcap(window: int) -> None:
     assert not torch.allclose(expected, case.expected(1.0), atol=1e-2)
 
 
-@pytest.mark.parametrize("window", [0, 24])
+@pytest.mark.parametrize("window", [0, 24, -24])
 def test_rows_longer_than_a_tile(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
     monkeypatch.setattr(cpu_attention, "TILE_TOKENS", 16)
     case = Case([(1, 50), (40, 40), (37, 90)], window=window)
@@ -143,12 +144,29 @@ def test_rows_of_like_context_share_a_packet(monkeypatch: pytest.MonkeyPatch) ->
     assert copied == {4: 4 * 32, 3: 3 * 416}
 
 
+@pytest.mark.parametrize("softcap", [0.0, 4.0])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (5, 1)])
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
-def test_bfloat16(kv_dtype: torch.dtype) -> None:
-    case = Case([(1, 9), (1, 30), (5, 5), (6, 11)], dtype=torch.bfloat16, kv_dtype=kv_dtype)
-    actual = case.run()
+def test_bfloat16(kv_dtype: torch.dtype, heads: int, kv_heads: int, softcap: float) -> None:
+    rows = [(1, 9), (1, 30), (5, 5), (6, 11)]
+    case = Case(rows, heads=heads, kv_heads=kv_heads, dtype=torch.bfloat16, kv_dtype=kv_dtype)
+    actual = case.run(softcap=softcap)
     assert actual.dtype == torch.bfloat16
-    torch.testing.assert_close(actual.float(), case.expected(), rtol=2e-2, atol=2e-2)
+    expected = case.expected(softcap=softcap)
+    torch.testing.assert_close(actual.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sinks_are_of_heads(dtype: torch.dtype) -> None:
+    """The sink of a head that scores far above its keys leaves nothing of their values."""
+    case = Case([(1, 9), (1, 30), (3, 11)], heads=6, kv_heads=2, dtype=dtype)
+    sinks = torch.zeros(6).index_fill_(0, torch.tensor([1, 4]), 1e4)
+    out = case.plan().run(case.qkv, case.cache, Scores(0.3, 0.0, sinks)).view(case.q.shape)
+    assert (out.abs().amax((0, 2)) == 0).tolist() == [False, True, False, False, True, False]
+    few = torch.full((6,), -1e4)
+    out = case.plan().run(case.qkv, case.cache, Scores(0.3, 0.0, few)).view(case.q.shape)
+    error = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(out.float(), case.expected(), rtol=error, atol=error)
 
 
 def test_float32_over_a_bfloat16_cache() -> None:
@@ -156,15 +174,15 @@ def test_float32_over_a_bfloat16_cache() -> None:
     torch.testing.assert_close(case.run(), case.expected(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("softcap", [0.0, 4.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_cache_of_fp8_with_scales_of_heads(dtype: torch.dtype) -> None:
+def test_a_cache_of_fp8_with_scales_of_heads(dtype: torch.dtype, softcap: float) -> None:
     """Issue 6. Prompts too are read from the cache: how they came in chunks changes nothing."""
     rows = [(1, 9), (1, 30), (5, 5), (20, 31)]
     case = Case(rows, dtype=dtype, kv_dtype=kv_cache.FP8, window=16)
     error = 1e-5 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(
-        case.run(softcap=4.0).float(), case.expected(softcap=4.0), rtol=error, atol=error
-    )
+    actual, expected = case.run(softcap=softcap).float(), case.expected(softcap=softcap)
+    torch.testing.assert_close(actual, expected, rtol=error, atol=error)
     assert not case.plan().prompts
 
 

@@ -7,6 +7,7 @@ from zlm.ops import cpu_quantized
 from zlm.ops.block_matrix import BlockMatrix
 from zlm.ops.cpu import CpuOps
 from zlm.ops.cpu_quantized import (
+    FEW_HEAD_ROWS,
     FEW_ROWS,
     HEAD_ROWS,
     EightBits,
@@ -51,6 +52,18 @@ def test_products(rows: int, bits: int) -> None:
     assert error(product(x), expected) < near
     total = product.add(x, residual.clone())
     assert error(total, expected + residual.float()) < near
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_activations_are_rounded_by_the_checkpoints_scale(dtype: torch.dtype) -> None:
+    codes, scales = torch.randint(-100, 100, (96, 128)).to(dtype), torch.rand(96, 1) / 50
+    matrix = BlockMatrix(codes, scales, None, (1, 128), input_scale=0.02)
+    x, most = torch.randn(5, 128).bfloat16(), 127 if dtype == torch.int8 else 448
+    x[1, 3] = 1e4
+    fine = (x.double() / 0.02).clamp(-most - (most == 127), most)
+    rounded = fine.round() if dtype == torch.int8 else fine.float().to(dtype).double()
+    expected = (rounded * 0.02) @ matrix.dequantize(torch.float32).double().t()
+    assert error(WIDE.linear(matrix)(x), expected.float()) < 0.004
 
 
 @pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1, 70])
@@ -121,10 +134,16 @@ def test_what_is_not_quantized_alike_is_computed_all_the_same() -> None:
     assert error(ours, torch.nn.functional.silu(g) * u) < NEAR
 
 
-@pytest.mark.parametrize(("rows", "most"), [(FEW_ROWS, 0.01), (2 * HEAD_ROWS + 3, 0.02)])
-def test_a_large_head_of_8_bits(monkeypatch: pytest.MonkeyPatch, rows: int, most: float) -> None:
-    """One row of zeros, one with a number that stands out; more than are multiplied at a time."""
-    monkeypatch.setattr(cpu_quantized, "LARGE_HEAD_BYTES", 1000)
+MANY = 2 * HEAD_ROWS + 3  # more than are multiplied at a time
+
+
+@pytest.mark.parametrize("least_large", [1000, 1 << 30], ids=["large", "small"])
+@pytest.mark.parametrize(("rows", "most"), [(FEW_HEAD_ROWS, 0.01), (MANY, 0.02)])
+def test_a_head_of_8_bits(
+    monkeypatch: pytest.MonkeyPatch, rows: int, most: float, least_large: int
+) -> None:
+    """One row of zeros, one with a number that stands out."""
+    monkeypatch.setattr(cpu_quantized, "LARGE_HEAD_BYTES", least_large)
     matrix = quantized(96, 64, bits=8)
     x = torch.randn(rows, 64).bfloat16()
     x[0], x[1, 3] = 0, 300
@@ -135,4 +154,7 @@ def test_a_large_head_of_8_bits(monkeypatch: pytest.MonkeyPatch, rows: int, most
     assert logits.dtype == torch.float32 and not logits[0].any()
     off = (logits - exact).norm(dim=1) / exact.norm(dim=1).clamp(min=1e-9)
     assert off.max() < most
-    assert not cpu_quantized.HeadProduct.takes(quantized(96, 64)), "4 bits have products of theirs"
+
+
+def test_a_head_of_4_bits_is_a_product_like_others() -> None:
+    assert isinstance(WIDE.lm_head(quantized(96, 64), 0.0).packed, cpu_quantized.QuantizedProduct)

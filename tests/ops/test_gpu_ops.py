@@ -168,7 +168,7 @@ def step(rows: list[tuple[int, int]], table: Tensor, window: int) -> StepBatch:
 
 
 @pytest.mark.parametrize("attention", ["triton", "sdpa", "fixed"])
-@pytest.mark.parametrize("window", [0, 10])
+@pytest.mark.parametrize("window", [0, 10, -10])
 @pytest.mark.parametrize("softcap", [0.0, 3.0])
 def test_attention(attention: str, window: int, softcap: float) -> None:
     """Decodes and chunks over a cache of random keys and values, with norms of q and k."""

@@ -1,5 +1,7 @@
 """The GPU backend's products with quantized weights in Triton's interpreter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import triton_interpreter
@@ -102,6 +104,27 @@ def test_float8_activations_are_rounded_by_rows(monkeypatch: pytest.MonkeyPatch)
     gated = ops.gated(weight, weight, None, None, "silu")
     out = x.float() @ wide
     close(gated(x).float(), torch.nn.functional.silu(out) * out, 0.15)
+
+
+def test_float8_activations_are_rounded_by_the_checkpoints_scale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the CPU rounds them, and beyond its range they are cut off (issue 8)."""
+    monkeypatch.setattr(gpu_quantized, "FLOAT8_ROWS", 0)
+    first = replace(matrix("float8", rows=32), input_scale=1 / 448)  # rows are up to 1
+    second = replace(matrix("float8", 24, 32), input_scale=0.5)
+    x = torch.randn(5, 64).bfloat16() * 3
+    results = []
+    for ops in (GpuOps(CPU, torch.bfloat16), CpuOps(torch.bfloat16, quantized=True)):
+        gated, down = ops.gated(first, first, None, None, "silu"), ops.linear(second)
+        plain = ops.linear(first)(x)
+        ops.join(gated, down)
+        results.append((plain.float(), down(gated(x)).float()))
+    cut = x.float().clamp(-1, 1) @ first.dequantize(torch.float32).t()
+    for found, wanted in zip(*results, strict=True):
+        close(found, wanted, 0.1)
+    close(results[1][0], cut, 0.05)
+    assert (results[0][0] - x.float() @ first.dequantize(torch.float32).t()).norm() > cut.norm()
 
 
 def test_blocks_of_float8_have_activations_rounded_in_groups(

@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 from safetensors.numpy import load_file
+from tiny import finish_gguf
 
 ARCHITECTURES = {
     "modernbert": "modern-bert",
@@ -59,10 +60,7 @@ def encoder_gguf(
         for number in (2, 3):
             module = load_file(folder / f"{number}_Dense" / "model.safetensors")
             _add(writer, f"dense_{number}.weight", module["linear.weight"], quant)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish_gguf(writer)
     return path
 
 

@@ -13,7 +13,7 @@ import pytest
 from specs import small_spec
 
 from zlm.api_keys import api_key
-from zlm.config import Config, ModelOptions, Resolved, ServerOptions
+from zlm.config import Config, ModelOptions, Resolved, ServerLimits, ServerOptions
 from zlm.frontend.metrics import FrontendMetrics
 from zlm.frontend.open_requests import OpenRequests
 from zlm.frontend.protocol import HttpProtocol
@@ -25,6 +25,8 @@ from zlm.messages import (
     Detokenize,
     DetokenizedText,
     Generate,
+    Launch,
+    ServerState,
     ToFrontend,
     Tokenize,
     Tokens,
@@ -387,3 +389,38 @@ def resolved(**server: Any) -> Resolved:
         max_num_batched_tokens=64,
         kv_groups=(),
     )
+
+
+# ---------------------------------------------------- fixtures, for those conftests that name them
+
+
+@pytest.fixture
+def make_house() -> Callable[..., House]:
+    """Make a house that is ready; keywords are ServerOptions' (``limits`` a dict)."""
+
+    def make(*, num_tokenizers: int = 1, ready: bool = True, **server: Any) -> House:
+        house = House(num_tokenizers=num_tokenizers)
+        if "limits" in server:
+            server["limits"] = ServerLimits(**server["limits"])
+        house.take(Launch(resolved(**server)))
+        if ready:
+            house.take(ServerState("ready"))
+        return house
+
+    return make
+
+
+@pytest.fixture
+def make_resolved() -> Callable[..., Resolved]:
+    return resolved
+
+
+@pytest.fixture
+def house(make_house: Callable[..., House]) -> House:
+    return make_house()
+
+
+@pytest.fixture
+def bare_house() -> House:
+    """A house that no Launch has reached."""
+    return House()

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zlm.config import first_seen
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
@@ -79,6 +81,7 @@ SMALL_DECODE = [
     AttentionCase("empty-rows", 2, 1, 16, (0, 0, 50, 0, 0, 7, 0)),
     AttentionCase("sinks", 6, 2, 16, (90, 5, 31), window=40, sinks=True),
     AttentionCase("block-32", 4, 2, 16, (70, 31), block_size=32),
+    AttentionCase("chunks", 4, 2, 16, (90, 5, 72, 0, 73, 24, 25), window=-24),
 ]
 SMALL_PREFILL = [
     AttentionCase("prompts", 6, 2, 32, (40, 1, 17), (40, 1, 17)),
@@ -88,6 +91,7 @@ SMALL_PREFILL = [
     AttentionCase("empty-rows", 2, 1, 16, (0, 20, 0, 35), (0, 20, 0, 30)),
     AttentionCase("sinks", 4, 2, 16, (60, 30), (21, 30), window=24, sinks=True),
     AttentionCase("block-32", 4, 2, 16, (70, 31), (40, 31), block_size=32),
+    AttentionCase("chunks", 4, 2, 16, (100, 30, 72, 73), (60, 30, 5, 1), window=-24),
 ]
 
 _MIXED = (1, 15, 16, 17, 0, 255, 256, 300, 1000, 63, 64, 65)
@@ -106,6 +110,7 @@ GPU_DECODE = [
     AttentionCase("phi-dim-80", 8, 8, 80, _MIXED),
     AttentionCase("dim-96-softcap", 12, 4, 96, _MIXED, softcap=50.0),
     AttentionCase("gqa-16", 16, 1, 128, _MIXED),
+    AttentionCase("llama4-chunks", 40, 8, 128, (*_MIXED, 2000), window=-512),
     AttentionCase("gqa-7-window-block-32", 14, 2, 64, _MIXED, window=100, block_size=32),
     AttentionCase("all-empty", 9, 3, 64, (0, 0, 0)),
 ]
@@ -117,6 +122,7 @@ GPU_PREFILL = [
     AttentionCase("qwen3", 16, 8, 128, *_CHUNKS),
     AttentionCase("llama8b", 32, 8, 128, (2048, 700), (2048, 700)),
     AttentionCase("dim-80", 8, 8, 80, *_CHUNKS),
+    AttentionCase("llama4-chunks", 40, 8, 128, *_CHUNKS, window=-500),
     AttentionCase("dim-96-softcap", 12, 4, 96, *_CHUNKS, softcap=50.0),
     AttentionCase("gqa-16-small-window", 16, 1, 128, *_CHUNKS, window=33),
     AttentionCase("block-32", 14, 2, 64, *_CHUNKS, window=100, block_size=32),
@@ -147,7 +153,7 @@ def paged(
     queries = case.queries or (1,) * len(counts)
     for row, (length, count) in enumerate(zip(case.lengths, queries, strict=True)):
         content = torch.Generator().manual_seed(1000 * seed + row)
-        first = max(0, length - count + 1 - case.window) if case.window else 0
+        first = max(0, first_seen(length - count, case.window))
         for index in range(first // size, counts[row]):
             block = order.pop()
             table[row, index] = block
@@ -272,6 +278,7 @@ class RotaryCase:
     qk_norm: bool = False
     value_norm: bool = False
     fp8: bool = False  # the cache is e4m3, with a scale for each head
+    turns: bool = True  # or q alone is multiplied with a number
 
     def __str__(self) -> str:
         return self.name
@@ -284,6 +291,7 @@ ROTARY_SMALL = [
     RotaryCase("value-norm", 4, 1, 16, 16, 4, qk_norm=True, value_norm=True),
     RotaryCase("one-token-many-heads", 20, 4, 16, 16, 3, qk_norm=True),
     RotaryCase("fp8", 4, 2, 16, 16, 4, qk_norm=True, fp8=True),
+    RotaryCase("temperature", 4, 2, 24, 24, 4, turns=False),
 ]
 ROTARY_GPU = [
     RotaryCase("smollm2-batch-1", 9, 3, 64, 64, 3),
@@ -293,6 +301,7 @@ ROTARY_GPU = [
     RotaryCase("llama8b", 32, 8, 128, 128, 258),
     RotaryCase("phi-partial-80", 8, 8, 80, 32, 50),
     RotaryCase("dim-96", 12, 4, 96, 96, 50, qk_norm=True),
+    RotaryCase("llama4-temperature", 40, 8, 128, 128, 66, turns=False),
     RotaryCase("llama8b-fp8", 32, 8, 128, 128, 258, fp8=True),
     RotaryCase("gemma-fp8", 4, 1, 256, 256, 66, qk_norm=True, fp8=True),
 ]
@@ -313,6 +322,8 @@ def rotary_both(
     slots[-2:] = torch.tensor([-1, 3])
     angles = torch.rand((positions_known, case.rotated // 2), generator=generator) * 100
     table = torch.polar(torch.full_like(angles, 1.2), angles).to(device)
+    if not case.turns:
+        table = angles[:, 0].contiguous().to(device)[:, None].expand(-1, case.rotated // 2)
     num_blocks = 2 + (2 * case.tokens) // size + 1
     shape = (num_blocks, case.num_kv_heads, 2, size, case.head_dim)
     cache = torch.full(shape, 7.0, dtype=dtype, device=device)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from zlm.config import ModelSpec, kv_groups
+from zlm.config import ModelSpec, first_seen, kv_groups
 from zlm.models.registry import Model
 from zlm.ops.backend import Ops
 from zlm.ops.batch import GroupBatch, StepBatch
@@ -188,7 +188,7 @@ class PagedSequences:
                 continue
             for sequence, length in self.lengths.items():
                 table = self.tables[sequence][g]
-                behind = max(0, length + 1 - group.window_tokens) // self.block_size
+                behind = max(0, first_seen(length, group.window_tokens)) // self.block_size
                 for index in range(behind):
                     if table[index]:
                         for layer in group.layers:

@@ -64,7 +64,7 @@ def survives(server: Server, number: int) -> None:
 
     *server* serves a tiny model as ``smol``.
     """
-    before = server.wait_ready().complete([1, 2, 3]).text
+    before = server.complete([1, 2, 3]).text
     opened = start_load(server)
     workers = [pid for pid, line in server.pids().items() if "zlm.worker.process" in line]
     assert len(workers) == 2

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 START_SECONDS = 120.0
 MODEL = "smol"
@@ -102,7 +102,17 @@ class Server:
                 [*command, *common, *flags], stdout=out, stderr=subprocess.STDOUT
             )
 
-    def wait_ready(self) -> "Server":
+    def __enter__(self) -> Self:
+        try:
+            return self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def wait_ready(self) -> Self:
         def ready_or_dead() -> bool:
             return self.process.poll() is not None or self.health() == 200
 
@@ -126,13 +136,8 @@ class Server:
     ) -> Answer:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
         if isinstance(body, dict):
-            body, headers = (
-                json.dumps(body).encode(),
-                {
-                    "Content-Type": "application/json",
-                    **(headers or {}),
-                },
-            )
+            headers = {"Content-Type": "application/json", **(headers or {})}
+            body = json.dumps(body).encode()
         try:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()

@@ -22,7 +22,6 @@ class ThreadExchange:
         self.size = len(parts)
         self._parts = parts
         self._barrier = barrier
-        self.num_sums = 0
 
     def _all(self, x: Tensor) -> list[Tensor]:
         self._parts[self.rank] = x.clone()
@@ -33,7 +32,6 @@ class ThreadExchange:
         return parts
 
     def sum(self, x: Tensor) -> Tensor:
-        self.num_sums += 1
         return torch.stack(self._all(x)).sum(0)
 
     def adds(self, residual: Tensor) -> bool:

@@ -11,8 +11,9 @@ too, are random and seeded: a family is only right if it uses every one of them.
 
 Families: the keys of FAMILIES, among them llama, mistral (sliding window 24 in all layers), gemma3
 (six layers, every third full, window 20, head_dim 32 with hidden 96 and 4 heads, two rope bases),
-qwen3_moe (the middle layer is no mixture), smollm3 (the middle layer turns nothing), and
-gemma3_multimodal (the same text half in a Gemma3ForConditionalGeneration).
+qwen3_moe (the middle layer is no mixture), smollm3 (the middle layer turns nothing), llama4 (chunks
+of 20, every other layer a mixture), and gemma3_multimodal (the same text half in a
+Gemma3ForConditionalGeneration).
 """
 
 import json
@@ -108,6 +109,18 @@ GPT_OSS = {
         "truncate": False,
     },
 }
+LLAMA4 = {
+    "num_hidden_layers": 4,
+    "no_rope_layers": [1, 0, 1, 0],  # those that turn nothing see everything
+    "head_dim": 24,
+    "intermediate_size": 40,
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 5,
+    "interleave_moe_layer_step": 2,
+    "attention_chunk_size": 20,
+    "floor_scale": 16,
+    "attn_scale": 0.4,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "mistral": ("MistralForCausalLM", {"sliding_window": 24}),
@@ -127,6 +140,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2ForCausalLM", GEMMA2),
     "gemma3": ("Gemma3ForCausalLM", GEMMA),
     "gemma4": ("Gemma4ForCausalLM", GEMMA4),
+    "llama4": ("Llama4ForCausalLM", LLAMA4),
+    "llama4_multimodal": ("Llama4ForConditionalGeneration", LLAMA4),
     "gemma3_multimodal": ("Gemma3ForConditionalGeneration", GEMMA),
     "gemma4_multimodal": ("Gemma4ForConditionalGeneration", GEMMA4),
 }
@@ -202,6 +217,11 @@ def _nested(family: str, values: dict[str, Any]) -> dict[str, Any]:
     """Put the text half of a multimodal configuration where it belongs, beside a tiny eye."""
     if not family.endswith("_multimodal"):
         return values
+    if family == "llama4_multimodal":
+        vision = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 64}
+        vision |= {"num_hidden_layers": 1, "image_size": 28, "vision_output_dim": 16}
+        vision |= {"projector_input_dim": 16, "projector_output_dim": 16}
+        return {"text_config": values, "vision_config": vision}
     vision = {
         "hidden_size": 16,
         "intermediate_size": 16,
@@ -314,11 +334,16 @@ def tiny_gguf(
         writer.add_tensor(target, gguf.quantize(array, kind), raw_dtype=kind)
     if config["rope_parameters"].get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_divisors(config))
+    finish_gguf(writer)
+    return Path(path)
+
+
+def finish_gguf(writer: Any) -> None:
+    """Write what *writer* was given into its file, and close it."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return Path(path)
 
 
 def _write_metadata(writer: Any, config: dict[str, Any], family: str) -> None:

@@ -111,6 +111,26 @@ SPECS = {
             EXPERTS, layers=(True, False), layout="fused", biases=True, limit=1.0, alpha=1.702
         ),
     ),
+    "llama4": replace(
+        LLAMA,
+        architecture="llama4",
+        qk_norm_plain=True,
+        layer_windows=(-8, 0),
+        rope=RopeSpec(neighbours=True),
+        rope_layers=(True, False),
+        rope_still=RopeSpec(
+            partial_factor=0.0, scaling="temperature", factor=0.5, original_max_position=7
+        ),
+        experts=replace(
+            EXPERTS,
+            chosen=1,
+            layers=(True, False),
+            shared_size=24,
+            shared_gate=False,
+            sigmoid=True,
+            layout="halves",
+        ),
+    ),
     "olmo3": replace(OLMO2, architecture="olmo3", layer_windows=(6, 0), rope_sliding=YARN_ROPE),
     "smollm3": replace(LLAMA, architecture="smollm3", rope_layers=(True, False)),
     "phi3": replace(

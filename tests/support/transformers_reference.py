@@ -48,7 +48,7 @@ def load(path: Path, dtype: torch.dtype, device: str, attention: str = "eager") 
 
     spec = load_spec(path)
     config_class = getattr(transformers, CONFIGS[spec.architecture])
-    config = config_class(**_common_keys(spec), **_family_keys(spec))
+    config = config_class(**common_keys(spec), **_family_keys(spec))
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=attention
@@ -65,7 +65,8 @@ def load(path: Path, dtype: torch.dtype, device: str, attention: str = "eager") 
 CONFIGS = {"llama": "LlamaConfig", "gemma3": "Gemma3TextConfig"}
 
 
-def _common_keys(spec: ModelSpec) -> dict[str, Any]:
+def common_keys(spec: ModelSpec) -> dict[str, Any]:
+    """Return what config.json says of a model with tied embeddings, of whatever family."""
     assert spec.tie_embeddings
     return {
         "vocab_size": spec.vocab_size,

@@ -7,6 +7,7 @@ import gguf
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from tiny import finish_gguf
 
 from zlm.errors import ModelError
 from zlm.weights.gguf import TENSOR_TYPES, GGUFFile
@@ -36,10 +37,7 @@ def small_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.add_tensor("b.weight", np.ones((2, 2, 5), np.float16))
     q8 = gguf.quantize(np.ones((2, 64), np.float32), gguf.GGMLQuantizationType.Q8_0)
     writer.add_tensor("c.weight", q8, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish_gguf(writer)
     return path
 
 

@@ -7,6 +7,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tiny import finish_gguf
 
 from zlm.errors import ModelError
 from zlm.ops.cpu import CpuOps
@@ -25,10 +26,7 @@ def written(path: Path, kind: str) -> GGUFFile:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tensor("before", values[:1])
     writer.add_tensor(NAME, gguf.quants.quantize(values, quantization), raw_dtype=quantization)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish_gguf(writer)
     return GGUFFile(path)
 
 

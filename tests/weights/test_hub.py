@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from config_files import LLAMA
 from fake_hub import TOKEN, FakeHub
 from huggingface_hub import constants
 
@@ -210,20 +211,8 @@ def test_pull_prints_where_the_model_is(
     hub: FakeHub, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """``zlm pull``; a model of an architecture that is not known is told at once."""
-    hub.repositories[MODEL]["config.json"] = json.dumps(
-        {
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": 8,
-            "hidden_size": 8,
-            "intermediate_size": 8,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 1,
-            "max_position_embeddings": 8,
-            "rms_norm_eps": 1e-5,
-            "torch_dtype": "float32",
-            "eos_token_id": 0,
-        }
-    ).encode()
+    config = LLAMA | {"max_position_embeddings": 8}
+    hub.repositories[MODEL]["config.json"] = json.dumps(config).encode()
     assert pull.main([MODEL]) == 0
     folder = Path(capsys.readouterr().out.strip())
     assert folder == Path(resolve_model(MODEL)) and (folder / "model.safetensors").is_file()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import tiny_checkpoint, tiny_gguf
+from tiny import finish_gguf, tiny_checkpoint, tiny_gguf
 
 from zlm.config import ModelSpec
 from zlm.errors import ModelError
@@ -236,10 +236,7 @@ def test_types_that_cannot_be_read_are_named(tmp_path: Path, llama: Path) -> Non
     writer = gguf.GGUFWriter(str(path), "llama")
     kind = gguf.GGMLQuantizationType.IQ4_XS
     writer.add_tensor("blk.0.attn_q.weight", np.zeros((4, 136), np.uint8), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish_gguf(writer)
     with pytest.raises(ModelError, match=r"blk\.0\.attn_q\.weight is quantized as IQ4_XS.*Q4_K"):
         open_weights(path, load_spec(llama))
 

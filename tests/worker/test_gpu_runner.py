@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import torch
 import triton_interpreter
+from tiny_models import LLAMA
 from worker_steps import execute, floats, ids, join, tokens_of
 
 triton_interpreter.enable()
@@ -38,17 +39,11 @@ def cheap_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spec(windows: tuple[int, ...]) -> ModelSpec:
-    return ModelSpec(
-        architecture="llama",
+    return msgspec.structs.replace(
+        LLAMA,
         vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
         num_layers=max(1, len(windows)),
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
         max_position=96,
-        rms_norm_eps=1e-5,
         tie_embeddings=True,
         layer_windows=windows,
     )

@@ -20,10 +20,11 @@ import torch
 torch.set_num_threads(1)
 
 import runner_pairs
+from msgspec.structs import replace
 from runner_pairs import Setting, Tables
+from tiny_models import LLAMA
 from worker_steps import floats, ids, join
 
-from zlm.config import ModelSpec
 from zlm.kernels import attention_decode_plan
 from zlm.worker import gpu_startup
 from zlm.worker.dummy_weights import DummyWeights
@@ -43,17 +44,13 @@ KINDS = [
     {"allowed_ids": ids([1, 2]), "presence_penalty": 1.0, "logprobs": 8},
     {"bad_words": [ids([1, 2])], "min_tokens": 3, "banned_until_min": ids([0])},
 ]
-spec = ModelSpec(
-    architecture="llama",
+spec = replace(
+    LLAMA,
     vocab_size=5000,
     hidden_size=64,
     intermediate_size=128,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
     head_dim=64,
     max_position=1000,
-    rms_norm_eps=1e-5,
     tie_embeddings=True,
     layer_windows=(0, 64),
 )

@@ -75,7 +75,9 @@ def test_table_has_a_line_a_group_and_a_total() -> None:
 
 
 @given(
-    windows=st.lists(st.sampled_from([0, 64, 512, 4096]), min_size=1, max_size=3, unique=True),
+    windows=st.lists(
+        st.sampled_from([0, 64, 512, 4096, -512]), min_size=1, max_size=3, unique=True
+    ),
     sizes=st.lists(st.integers(256, 2**20), min_size=3, max_size=3),
     demand=st.builds(
         Demand,

@@ -4,19 +4,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from worker_steps import (
-    BLOCK,
-    VOCAB,
-    Harness,
-    entries_of,
-    execute,
-    floats,
-    ids,
-    join,
-    tokens_of,
-)
+from worker_steps import BLOCK, VOCAB, Harness, entries_of, execute, floats, ids, join, tokens_of
 
 from zlm.messages import ROW_NAN
+from zlm.worker import prompt_logprobs
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43]
 WINDOWS = [[0], [0, 6]]
@@ -169,10 +160,10 @@ def test_resuming_after_preemption_gives_the_same_tokens() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 7, 13])
-def test_prompt_logprobs_in_chunks(chunk: int) -> None:
+def test_prompt_logprobs_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 52: positions 1.. in order, whatever the chunks and the pieces of logits."""
+    monkeypatch.setattr(prompt_logprobs, "LOGITS_BYTES", 3 * 4 * VOCAB)
     harness = Harness()
-    harness.runner._prompt_rows = 3
     other = [5, 6, 7, 8, 9, 10]
     joins = [join(0, PROMPT, prompt_logprobs=2), join(1, other)]
     found, alone = [], Harness()

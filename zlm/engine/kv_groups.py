@@ -5,7 +5,8 @@ Owns, for each group, one block pool and one table a slot: the blocks that hold 
 since the last step, for the workers. Knows slots and positions, not sequences or token ids.
 
 All groups share one block size, so the tables of a slot have the same length in each. A sliding
-group gives back the blocks behind its window and points their entries at the null block:
+group gives back the blocks behind its window, one of chunks those before the current chunk, and
+points their entries at the null block:
 
     index        0    1    2    3    4          next query at position p
     full       | 17 | 4  | 9  | 22 | 5  |
@@ -73,8 +74,9 @@ class KVGroups:
     ) -> None:
         """Make a pool of ``num_blocks[g]`` blocks (null block included) for each group g.
 
-        ``windows[g]`` is the attention window of group g in tokens, 0 for full attention. With
-        *keep_contents* every prefix hit is compared with the token ids it stands for.
+        ``windows[g]`` is the attention window of group g in tokens, 0 for full attention, -n for
+        chunks of n. With *keep_contents* every prefix hit is compared with the token ids it stands
+        for.
         """
         self.block_size = block_size
         self.windows = tuple(windows)
@@ -99,7 +101,7 @@ class KVGroups:
         window = self.windows[group]
         if not window:
             return blocks
-        return min(blocks, self.blocks_for(window - 1 + chunk - 1) + 1)
+        return min(blocks, self.blocks_for(abs(window) - 1 + chunk - 1) + 1)
 
     def fits(
         self,
@@ -199,7 +201,7 @@ class KVGroups:
         """Give back the blocks that no query at *position* or later can read."""
         for group in self._sliding:
             first_live = self._first_live[group]
-            live = (position + 1 - self.windows[group]) // self.block_size
+            live = first_live_block(position, self.windows[group], self.block_size)
             if live <= first_live[slot]:
                 continue
             pool, table = self.pools[group], self._tables[group][slot]

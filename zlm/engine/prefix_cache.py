@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from zlm.config import first_seen
 from zlm.engine.block_pool import BlockPool
 
 KEY_BYTES = 16
@@ -54,12 +55,14 @@ class BlockHasher:
 def first_live_block(position: int, window: int, block_size: int) -> int:
     """Return the index of the first block that a query at *position* or later can read.
 
-    A query at position p reads keys p - window + 1 .. p (all keys when *window* is 0):
+    A query at position p reads keys p - window + 1 .. p (all keys when *window* is 0, those of its
+    chunk when it is below, see ``first_seen``):
 
         |----|----|----|----|----|     block_size 4, window 6, position 17
                      ^^^^^^            keys 12..17 are read: blocks 3 and 4
     """
-    return max(0, position - window + 1) // block_size if window else 0
+    first: int = first_seen(position, window)
+    return max(0, first) // block_size
 
 
 def longest_hit(
@@ -68,7 +71,8 @@ def longest_hit(
     """Return the most leading blocks of *keys* that every group still holds what it needs of.
 
     A full group needs all blocks of the prefix, a sliding group only those that cover the last
-    window - 1 tokens before the prefix's end. A missing block j cuts the prefix to j blocks, and
+    window - 1 tokens before the prefix's end, one of chunks those of the chunk that the end is in.
+    A missing block j cuts the prefix to j blocks, and
     the shorter prefix is then looked at again in every group, until nothing is missing.
     """
     hit = len(keys)

@@ -62,6 +62,8 @@ class Attention:
             head_norm(parameters, name, spec, spec.head_dim, rope) if spec.qk_norm else None
             for name in ("q_norm", "k_norm")
         )
+        if spec.qk_norm_plain and rope.partial_factor:
+            q_norm = k_norm = torch.ones(spec.head_dim, device=ops.device)
         self.whole: WholeNorms | None = None
         if spec.qk_norm_whole and parameters.parallel.size > 1:
             assert q_norm is not None and k_norm is not None

@@ -3,9 +3,9 @@
 Parameters: ``gate.weight`` [E, H], the router; ``experts.N.gate_proj``, ``up_proj`` [I, H] and
 ``down_proj`` [H, I] for N = 0 .. E - 1; or ``experts.gate_proj`` and so on of all experts in one
 tensor [E, ...]; or ``experts.gate_up_proj`` [E, H, 2 I], whose columns are of gate and up by turns,
-and ``experts.down_proj`` [E, I, H], the router then being ``router``. Where there is an expert that
-all tokens have, ``shared_expert`` is a gated MLP and ``shared_expert_gate.weight`` [1, H] says how
-much of it a token takes.
+and ``experts.down_proj`` [E, I, H], the router then being ``router``; or the same with all columns
+of gate first. Where there is an expert that all tokens have, ``shared_expert`` is a gated MLP and
+``shared_expert_gate.weight`` [1, H], if there, says how much of it a token takes.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from torch import Tensor
 from zlm.config import ModelSpec
 from zlm.layers.mlp import GatedMLP
 from zlm.layers.parameters import Parameters
-from zlm.ops.backend import ExpertWeights, Mixture, Norm
+from zlm.ops.backend import ExpertWeights, Mixture, Norm, Product
 
 LANES = 32  # numbers that torch computes at a time: fewer are computed another way
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -36,6 +36,7 @@ class MixtureMLP:
             activation="clamped" if experts.limit else spec.activation,
             limit=experts.limit,
             alpha=experts.alpha,
+            sigmoid=experts.sigmoid,
         )
         self.parallel = parameters.parallel
         router = parameters.under("router" if experts.layout == "fused" else "gate")
@@ -43,7 +44,7 @@ class MixtureMLP:
         self.experts = ops.experts(mixture, READERS[experts.layout](parameters.under("experts")))
         self.shared: SharedExpert | None = None
         if experts.shared_size:
-            self.shared = SharedExpert(parameters, spec)
+            self.shared = SharedExpert(parameters, spec, gated=experts.shared_gate)
 
     def add(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
         """Return *residual*, which is used up, plus the mixture of the norm of x."""
@@ -56,10 +57,13 @@ class MixtureMLP:
 
 
 class SharedExpert:
-    """The expert that all tokens have: sigmoid(x @ g) * mlp(x)."""
+    """The expert that all tokens have: mlp(x), if *gated* times sigmoid(x @ g)."""
 
-    def __init__(self, parameters: Parameters, spec: ModelSpec) -> None:
+    def __init__(self, parameters: Parameters, spec: ModelSpec, *, gated: bool) -> None:
         self.mlp = GatedMLP(parameters.under("shared_expert"), spec.activation, is_part=True)
+        self.gate: Product | None = None
+        if not gated:
+            return
         # The one row many times: a product of one column, and a sigmoid of fewer numbers than are
         # computed at a time, may have other bits for another number of rows.
         weight = parameters["shared_expert_gate.weight"].expand(LANES, -1).contiguous()
@@ -67,6 +71,8 @@ class SharedExpert:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [T', H] for x [T', H]."""
+        if self.gate is None:
+            return self.mlp(x)
         return torch.sigmoid(self.gate(x))[:, :1].mul(self.mlp(x))
 
 
@@ -124,4 +130,14 @@ def _fused_weights(parameters: Parameters) -> Callable[[int], ExpertWeights]:
     return read
 
 
-READERS = {"each": _each, "stacked": _stacked, "fused": _fused}
+def _halves(parameters: Parameters) -> Callable[[int], ExpertWeights]:
+    both, down = parameters["gate_up_proj"], parameters["down_proj"]
+
+    def read(index: int) -> ExpertWeights:
+        gate, up = both[index].t().chunk(2)
+        return ExpertWeights(gate, up, down[index].t())
+
+    return read
+
+
+READERS = {"each": _each, "stacked": _stacked, "fused": _fused, "halves": _halves}

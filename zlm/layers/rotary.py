@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 # Gemma 4's full layers: pairs are those of a whole head, and the first of them turn, with the
 # frequencies that they would have if all did.
 PROPORTIONAL = "proportional"
-STILL = RopeSpec(partial_factor=0.0)  # of layers that turn nothing
+TEMPERATURE = "temperature"  # of Llama 4's layers that turn nothing
+STILL = RopeSpec(partial_factor=0.0)  # of others'
 
 
 def layer_ropes(spec: ModelSpec) -> list[RopeSpec]:
@@ -29,7 +30,7 @@ def layer_ropes(spec: ModelSpec) -> list[RopeSpec]:
     turns = spec.rope_layers or (True,) * spec.num_layers
     sliding = spec.rope_sliding or spec.rope
     return [
-        (sliding if window else spec.rope) if turned else STILL
+        (sliding if window else spec.rope) if turned else spec.rope_still or STILL
         for window, turned in zip(windows, turns, strict=True)
     ]
 
@@ -39,8 +40,13 @@ def rotary_table(
 ) -> Tensor:
     """Return complex64 [max_model_len, head_dim / 2] for positions 0 .. max_model_len - 1.
 
-    Dimensions of a head that do not turn have the entry 1.
+    Dimensions of a head that do not turn have the entry 1. Of a temperature it is float32, the same
+    number for all of a position's, and for queries alone.
     """
+    if rope.scaling == TEMPERATURE:
+        steps = (torch.arange(max_model_len) + 1) // rope.original_max_position
+        values = torch.log1p(steps.float()) * rope.factor + 1.0
+        return values.to(device)[:, None].expand(-1, head_dim // 2)
     rotated = int(head_dim * rope.partial_factor)
     if rope.scaling == PROPORTIONAL:
         frequencies, factor = _plain_frequencies(rope, rotated, head_dim) / rope.factor, 1.0
@@ -57,8 +63,10 @@ def interleave(tensor: Tensor, head_dim: int, rope: RopeSpec) -> Tensor:
     """Put the two dimensions of each rotary pair side by side, in every head.
 
     tensor [heads * head_dim, ...] has a pair half of the rotated dimensions apart (Hugging Face's
-    order); see ``zlm.ops.cpu_rotary`` for why.
+    order, unless *rope* says otherwise); see ``zlm.ops.cpu_rotary`` for why.
     """
+    if rope.neighbours:
+        return tensor
     rotated = int(head_dim * rope.partial_factor)
     if rope.scaling == PROPORTIONAL:
         rotated = head_dim

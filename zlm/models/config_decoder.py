@@ -19,7 +19,7 @@ SLIDING_THETA = {
     "gemma4": 10000.0,
     "olmo3": 500000.0,
 }  # families whose sliding layers turn alone
-LAYER_TYPES = ("full_attention", "sliding_attention")
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
 def decoder_spec(config: Fields, outer: Fields, family: str) -> ModelSpec:
@@ -204,7 +204,7 @@ def _phi3(config: Fields, spec: ModelSpec) -> dict[str, Any]:
 def _smollm3(config: Fields, spec: ModelSpec) -> dict[str, Any]:
     interval = config.integer("no_rope_layer_interval", 4)
     turns = [(i + 1) % interval != 0 for i in range(spec.num_layers)]
-    if config.has("no_rope_layers"):
+    if config.values.get("no_rope_layers"):
         given = config.numbers("no_rope_layers")  # 1: a layer that turns
         if len(given) < spec.num_layers:
             raise config.wrong("no_rope_layers", f"{spec.num_layers} times 0 or 1")
@@ -278,6 +278,43 @@ def _gpt_oss(config: Fields, spec: ModelSpec) -> dict[str, Any]:
     return facts
 
 
+def _llama4(config: Fields, spec: ModelSpec) -> dict[str, Any]:
+    step = config.integer("interleave_moe_layer_step", 1)
+    layers = tuple((i + 1) % step == 0 for i in range(spec.num_layers))
+    if config.has("moe_layers"):
+        chosen = set(config.numbers("moe_layers"))
+        layers = tuple(i in chosen for i in range(spec.num_layers))
+    experts = ExpertsSpec(
+        count=config.integer("num_local_experts", 16),
+        chosen=config.integer("num_experts_per_tok", 1),
+        size=spec.intermediate_size,
+        layers=() if all(layers) else layers,
+        shared_size=spec.intermediate_size,
+        shared_gate=False,
+        sigmoid=True,
+        layout="halves",
+    )
+    still = None
+    if config.values.get("attn_temperature_tuning", True):  # older files have a number there
+        still = RopeSpec(
+            partial_factor=0.0,
+            scaling="temperature",
+            factor=config.number("attn_scale", 0.1),
+            original_max_position=config.integer("floor_scale", 8192),
+        )
+    rope = msgspec.structs.replace(spec.rope, neighbours=True)
+    normed = config.flag("use_qk_norm", True)
+    if normed:  # what comes after rotation and so undoes its factor
+        rope = msgspec.structs.replace(rope, attention_factor=1.0)
+    return _smollm3(config, spec) | {
+        "rope": rope,
+        "rope_still": still,
+        "qk_norm_plain": normed,
+        "intermediate_size": config.integer("intermediate_size_mlp", 16384),
+        "experts": _checked(experts, config) if any(layers) else None,
+    }
+
+
 def _checked(experts: ExpertsSpec, config: Fields) -> ExpertsSpec:
     if experts.chosen > experts.count:
         raise config.wrong("num_experts_per_tok", f"at most {experts.count}, the experts there are")
@@ -296,6 +333,7 @@ FACTS = {
     "qwen3": _qwen3,
     "mixtral": _mixtral,
     "gpt_oss": _gpt_oss,
+    "llama4": _llama4,
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
 }
@@ -305,7 +343,7 @@ FACTS = {
 
 
 def _layer_windows(config: Fields, spec: ModelSpec, defaults: Family) -> tuple[int, ...]:
-    """Return the sliding window of each layer, 0 where the layer sees everything.
+    """Return the window of each layer (``first_seen``), 0 where the layer sees everything.
 
     A window as long as the context sees everything, too.
     """
@@ -317,16 +355,18 @@ def _layer_windows(config: Fields, spec: ModelSpec, defaults: Family) -> tuple[i
         return (window,) * num_layers
     types = config.names("layer_types")
     if types:
-        if set(types) - set(LAYER_TYPES) or len(types) != num_layers:
-            raise config.wrong("layer_types", f"{num_layers} times {' or '.join(LAYER_TYPES)}")
-        return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+        other = CHUNKED if defaults.windows == "chunks" else SLIDING
+        if set(types) - {FULL, other} or len(types) != num_layers:
+            raise config.wrong("layer_types", f"{num_layers} times {FULL} or {other}")
+        return tuple(0 if kind == FULL else window for kind in types)
     first = config.integer("max_window_layers", 28, least=0)
     if defaults.windows == "late":
         slides = [i >= first for i in range(num_layers)]
     elif defaults.windows == "early":
         slides = [i % 2 == 0 and i < first for i in range(num_layers)]
-    elif defaults.windows == "still":
-        slides = [not turns for turns in spec.rope_layers or (True,) * num_layers]
+    elif defaults.windows in ("still", "chunks"):
+        still = defaults.windows == "still"
+        slides = [turns != still for turns in spec.rope_layers or (True,) * num_layers]
     else:
         cycle = config.integer(
             "sliding_window_pattern", config.integer("_sliding_window_pattern", defaults.cycle)
@@ -336,13 +376,17 @@ def _layer_windows(config: Fields, spec: ModelSpec, defaults: Family) -> tuple[i
 
 
 def _window(config: Fields, spec: ModelSpec, defaults: Family) -> int:
-    """Return the tokens that a sliding layer sees, the querying one included; 0: all."""
-    null = "sliding_window" in config.values and not config.has("sliding_window")
-    window = 0 if null else config.integer("sliding_window", defaults.window, least=0)
+    """Return the window of layers that have one: of tokens that slide, or of chunks; 0: none."""
+    chunks = defaults.windows == "chunks"
+    key = "attention_chunk_size" if chunks else "sliding_window"
+    null = key in config.values and not config.has(key)
+    window = 0 if null else config.integer(key, defaults.window, least=0)
     if defaults.window_switch and not config.flag("use_sliding_window", False):
         return 0
     if spec.bidirectional:
         window = window // 2 + 1  # on either side, the token itself included
     if spec.gemma4 is not None:
         return window  # without a window a layer would be of the other kind
-    return 0 if window >= spec.max_position else window
+    if window >= spec.max_position:
+        return 0
+    return -window if chunks else window

@@ -38,6 +38,8 @@ ARCHITECTURES = {
     "Olmo3ForCausalLM": "olmo3",
     "SmolLM3ForCausalLM": "smollm3",
     "GptOssForCausalLM": "gpt_oss",
+    "Llama4ForCausalLM": "llama4",
+    "Llama4ForConditionalGeneration": "llama4",
     "LlamaModel": "llama",
     "MistralModel": "mistral",
     "Qwen2Model": "qwen2",
@@ -64,6 +66,8 @@ MODEL_TYPES = {  # for a config.json without ``architectures``
     "olmo3": "olmo3",
     "smollm3": "smollm3",
     "gpt_oss": "gpt_oss",
+    "llama4": "llama4",
+    "llama4_text": "llama4",
     **config_encoder.MODEL_TYPES,
 }
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -73,7 +77,8 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"
 #   cycle  all but each n-th         late   those from ``max_window_layers`` on
 #   early  every other one before ``max_window_layers``
 #   still  those that do not turn q and k
-Windows = Literal["none", "all", "cycle", "late", "early", "still"]
+#   chunks those that do, and in place of windows they have chunks
+Windows = Literal["none", "all", "cycle", "late", "early", "still", "chunks"]
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +91,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     max_position: int
     eps: float = 1e-6
     windows: Windows = "none"
-    window: int = 0  # sliding_window
+    window: int = 0  # sliding_window, or attention_chunk_size
     window_switch: bool = False  # only with use_sliding_window
     cycle: int = 1  # of windows "cycle": n
     attention_bias: bool | None = None  # None: the family has no such key
@@ -164,6 +169,20 @@ FAMILIES = {
         cycle=2,
         attention_bias=True,
         theta=150000.0,
+    ),
+    "llama4": Family(
+        vocab_size=202048,
+        num_heads=40,
+        num_kv_heads=8,
+        head_dim=128,
+        max_position=131072,
+        eps=1e-5,
+        windows="chunks",
+        window=8192,
+        attention_bias=False,
+        theta=500000.0,
+        bos=1,
+        eos=2,
     ),
     "olmo2": Family(max_position=2048, eps=1e-5, attention_bias=False, eos=50279),
     "olmo3": Family(

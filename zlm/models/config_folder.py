@@ -17,7 +17,7 @@ from zlm.models.config_decoder import decoder_spec
 from zlm.models.config_families import ARCHITECTURES, BARE, FAMILIES, HEAD, MODEL_TYPES
 from zlm.models.config_fields import Fields, read_fields
 from zlm.models.config_generation import OFF, find_generation_config, generation_defaults
-from zlm.models.config_quantization import cache_type, quantization_method
+from zlm.models.config_quantization import cache_type, quantization_method, static_inputs
 from zlm.models.config_tokens import TokenNames, folder_tokens
 from zlm.weights.safetensors import folder_dtype
 
@@ -34,6 +34,11 @@ def folder_spec(folder: Path, generation_config: str) -> ModelSpec:
         spec = config_encoder.encoder_spec(config, family, _architecture(outer), folder)
     else:
         spec = decoder_spec(config, outer, family)
+    experts = spec.experts
+    if experts is not None and experts.layout == "halves" and quantization == "compressed-tensors":
+        # Its tools take the experts apart before they quantize them.
+        experts = msgspec.structs.replace(experts, layout="each")
+        spec = msgspec.structs.replace(spec, experts=experts)
     spec = _with_pooling(spec, outer, folder)
     generation = find_generation_config(generation_config, folder)
     defaults = FAMILIES[family]
@@ -52,6 +57,7 @@ def folder_spec(folder: Path, generation_config: str) -> ModelSpec:
         eos_token_ids=eos,
         checkpoint_dtype=_dtype(config, outer, folder),
         quantization=quantization,
+        static_inputs=static_inputs(outer, text),
         kv_cache_dtype=cache_type(outer, text),
         generation=generation_defaults(ignored),
     )

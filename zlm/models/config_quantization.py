@@ -4,6 +4,8 @@ The layout of each weight shows in its tensors (``zlm.weights.quantized``); here
 before a weight is downloaded or read, whether all of it can be.
 """
 
+from collections.abc import Iterator
+
 from zlm.errors import ModelError
 from zlm.models.config_fields import Fields
 
@@ -19,12 +21,21 @@ def quantization_method(*configs: Fields | None) -> str | None:
 
     Of SUPPORTED, or ``gptq_v2``. Raises ModelError, naming the key, for what cannot be read.
     """
-    for config in configs:
-        for key in KEYS:
-            part = None if config is None else config.part(key)
-            if part is not None and part.values:
-                return _method(part)
-    return None
+    part = next(_parts(configs), None)
+    return None if part is None else _method(part)
+
+
+def static_inputs(*configs: Fields | None) -> bool:
+    """Tell whether the scheme has activations rounded by scales that the checkpoint brings."""
+    for part in _parts(configs):
+        groups = part.part("config_groups")
+        for group in () if groups is None else groups.values.values():
+            inputs = group.get("input_activations") if isinstance(group, dict) else None
+            if isinstance(inputs, dict) and not inputs.get("dynamic"):
+                return True
+        if part.values.get("activation_scheme") == "static":
+            return True
+    return False
 
 
 def cache_type(*configs: Fields | None) -> str:
@@ -32,15 +43,21 @@ def cache_type(*configs: Fields | None) -> str:
 
     That is fp8_e4m3, of compressed-tensors' kv_cache_scheme and of ModelOpt's kv_cache_quant_algo.
     """
+    for part in _parts(configs):
+        scheme = part.values.get("kv_cache_scheme")
+        kind = (scheme.get("type"), scheme.get("num_bits")) if isinstance(scheme, dict) else ()
+        if kind == ("float", 8) or part.values.get("kv_cache_quant_algo") == "FP8":
+            return "fp8_e4m3"
+    return ""
+
+
+def _parts(configs: tuple[Fields | None, ...]) -> Iterator[Fields]:
+    """Yield what *configs* say of quantization."""
     for config in configs:
         for key in KEYS:
             part = None if config is None else config.part(key)
-            values = {} if part is None else part.values
-            scheme = values.get("kv_cache_scheme")
-            kind = (scheme.get("type"), scheme.get("num_bits")) if isinstance(scheme, dict) else ()
-            if kind == ("float", 8) or values.get("kv_cache_quant_algo") == "FP8":
-                return "fp8_e4m3"
-    return ""
+            if part is not None and part.values:
+                yield part
 
 
 def _method(part: Fields) -> str:

@@ -28,8 +28,8 @@ from zlm.ops.backend import Ops
 from zlm.ops.batch import StepBatch
 from zlm.ops.block_matrix import BlockMatrix, Rows
 from zlm.ops.parallel import ALONE, Parallel
-from zlm.weights.parts import part_of_matrix, read_tensor
-from zlm.weights.region import Region
+from zlm.weights.parts import read_tensor
+from zlm.weights.region import Choose, Region, whole
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ MODELS: dict[
     "qwen3": Llama,
     "mixtral": Llama,
     "gpt_oss": Llama,
+    "llama4": Llama,
     "qwen2_moe": Llama,
     "qwen3_moe": Llama,
     "gemma2": Gemma,
@@ -82,7 +83,7 @@ def build(
     *,
     ops: Ops,
     max_model_len: int,
-    quantized: Callable[[str], BlockMatrix | None] | None = None,
+    quantized: Callable[[str, Choose], BlockMatrix | None] | None = None,
     rows: Callable[[str], Rows | None] | None = None,
     parallel: Parallel = ALONE,
     on_read: Callable[[str, int], None] | None = None,
@@ -90,10 +91,11 @@ def build(
     """Build the model of *spec* from *weights*, to compute with *ops*.
 
     max_model_len: longest sequence in tokens, for which positions are prepared. quantized: gives
-    the weights that are to stay so, for ops that take them. rows: gives what reads single rows of
-    a weight from its file, where that is better than to keep it. parallel: the ranks, of each of
-    which this builds the part. on_read: is called with the name of each tensor that has been read,
-    and how many there are. Raises ModelError that names missing, unexpected and misshapen tensors.
+    what is chosen of weights that are to stay so, for ops that take them. rows: gives what reads
+    single rows of a weight from its file, where that is better than to keep it. parallel: the
+    ranks, of each of which this builds the part. on_read: is called with the name of each tensor
+    that has been read, and how many there are. Raises ModelError that names missing, unexpected and
+    misshapen tensors.
     """
     if spec.architecture not in MODELS:
         known = ", ".join(MODELS)
@@ -129,15 +131,14 @@ def build(
         of_experts = len(expected.get(name, ())) == 3  # on top of each other; shared out as tensors
         if quantized is None or (of_experts and parallel.size > 1):
             return None
-        matrix = quantized(name)
+        matrix = quantized(name, whole if of_experts else partial(region, name))
         if matrix is None:
             return None
         if on_read is not None:
             on_read(name, len(names))
-        if of_experts and math.prod(matrix.shape) == math.prod(expected[name]):
-            return matrix
-        own = region(name, matrix.shape)
-        return matrix if own is None else part_of_matrix(matrix, own)
+        if of_experts and math.prod(matrix.shape) != math.prod(expected[name]):
+            check_shape(expected, name, matrix.shape)
+        return matrix
 
     own_names = {shares.moved_layer(name, -first) for name in names}
     parameters = Parameters(

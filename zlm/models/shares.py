@@ -149,7 +149,7 @@ def region(
         first, last = min(rank * rows, shape[0]), min((rank + 1) * rows, shape[0])
         return Region(0, ((first, last),), rows - (last - first))
     if name.endswith(_FUSED):
-        return _fused_expert(name, shape, rank, ranks)
+        return _fused_expert(spec, name, shape, rank, ranks)
     module, kind = ("." + name).rsplit(".", 2)[-2:]
     if name.startswith("encoder."):
         return _bert(name.removesuffix(f".{kind}"), kind, shape, rank, ranks)
@@ -160,9 +160,7 @@ def region(
             dim = len(shape) - (2 if kind == "weight" else 1)
             return Region(dim, (_even(shape[dim], rank, ranks),))
         case "gate_up_proj" | "Wi":
-            half = shape[0] // 2
-            first, last = _even(half, rank, ranks)
-            return Region(0, ((first, last), (half + first, half + last)))
+            return _of_halves(shape, 0, rank, ranks)
         case "o_proj" | "down_proj" | "Wo" if kind == "bias":
             return _first_rank_alone(shape, rank)
         case "o_proj" | "down_proj" | "Wo":
@@ -212,12 +210,23 @@ def _heads(
     return Region(0, (q_range if ".q_" in name else kv_range,))
 
 
-def _fused_expert(name: str, shape: Sequence[int], rank: int, ranks: int) -> Region | None:
-    """Return the region of a tensor of all experts whose gate and up are column by column."""
+def _fused_expert(
+    spec: ModelSpec, name: str, shape: Sequence[int], rank: int, ranks: int
+) -> Region | None:
+    """Return the region of a tensor of all experts whose gate and up are one."""
     if name.endswith("down_proj_bias"):
         return _first_rank_alone(shape, rank)
     dim = 1 if name.endswith("down_proj") else len(shape) - 1
+    if dim == 2 and spec.experts is not None and spec.experts.layout == "halves":
+        return _of_halves(shape, dim, rank, ranks)
     return Region(dim, (_even(shape[dim], rank, ranks),))
+
+
+def _of_halves(shape: Sequence[int], dim: int, rank: int, ranks: int) -> Region:
+    """Return the region of a tensor that has gate and then up along *dim*."""
+    half = shape[dim] // 2
+    first, last = _even(half, rank, ranks)
+    return Region(dim, ((first, last), (half + first, half + last)))
 
 
 def _first_rank_alone(shape: Sequence[int], rank: int) -> Region | None:

@@ -88,6 +88,10 @@ def _mixture_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     assert experts is not None
     if experts.layout == "fused":
         return _fused_tensors(experts, hidden)
+    if experts.layout == "halves":
+        fused = _fused_tensors(experts, hidden)
+        fused["mlp.gate.weight"] = fused.pop("mlp.router.weight")
+        return fused | _shared_tensors(experts, hidden)
     projections = {"gate_proj": experts.size, "up_proj": experts.size, "down_proj": hidden}
     tensors: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (experts.count, hidden)}
     for name, rows in projections.items():
@@ -97,10 +101,18 @@ def _mixture_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         else:
             for index in range(experts.count):
                 tensors[f"mlp.experts.{index}.{name}.weight"] = shape
-    if shared := experts.shared_size:
+    return tensors | _shared_tensors(experts, hidden)
+
+
+def _shared_tensors(experts: ExpertsSpec, hidden: int) -> dict[str, tuple[int, ...]]:
+    shared = experts.shared_size
+    if not shared:
+        return {}
+    tensors: dict[str, tuple[int, ...]] = {}
+    if experts.shared_gate:
         tensors["mlp.shared_expert_gate.weight"] = (1, hidden)
-        for name, rows in (("gate_proj", shared), ("up_proj", shared), ("down_proj", hidden)):
-            tensors[f"mlp.shared_expert.{name}.weight"] = (rows, hidden + shared - rows)
+    for name, rows in (("gate_proj", shared), ("up_proj", shared), ("down_proj", hidden)):
+        tensors[f"mlp.shared_expert.{name}.weight"] = (rows, hidden + shared - rows)
     return tensors
 
 

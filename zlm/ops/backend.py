@@ -112,7 +112,8 @@ class Mixture:
     """How experts are chosen and computed.
 
     A token's experts are the *chosen* ones with the largest logits. Their shares are those of a
-    softmax over all logits, and with *normalize* over the chosen ones' alone.
+    softmax over all logits, and with *normalize* over the chosen ones' alone. With *sigmoid* they
+    are sigmoids of their logits, and multiply what an expert reads, not what it gives.
     """
 
     count: int
@@ -121,6 +122,7 @@ class Mixture:
     activation: str  # silu, gelu_tanh, or clamped
     limit: float = 0.0  # of clamped:  (up + 1) * gate * sigmoid(alpha * gate)  with gate at most
     alpha: float = 0.0  # the limit, and up within it on either side
+    sigmoid: bool = False
 
 
 class Experts(Protocol):

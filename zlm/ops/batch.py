@@ -27,7 +27,8 @@ class GroupBatch:
 
     slot_mapping: Tensor  # int64 [T]: block * block_size + offset where each token's K and V go
     block_table: Tensor  # int32 [R, B]; B covers the longest row of this step
-    window: int  # tokens that a query sees, itself included; 0: all before it
+    # Tokens that a query sees, itself included; 0: all before it; -n: those of its chunk of n.
+    window: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,9 @@ class BlockMatrix:
     block: tuple[int, int]  # R rows and C columns share a scale; the last ones may be fewer
     order: Tensor | None = None  # int64 [K], a permutation: the weight's column of each of codes
     floats: bool = False  # codes stand for the numbers of E2M1
+    # What rows that it multiplies are divided by before they are rounded to the codes' type, where
+    # the checkpoint says so (static activation scales); 0: nothing.
+    input_scale: float = 0.0
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -126,7 +129,7 @@ def stack(weights: Sequence[Weight], dtype: torch.dtype) -> Weight:
         return torch.cat([plain(weight, dtype) for weight in weights])
     columns = math.gcd(*(m.block[1] for m in matrices))
     finer = [_with_columns(m, columns) for m in matrices]
-    offsets = None
+    offsets, inputs = None, [m.input_scale for m in finer]
     if any(m.offsets is not None for m in finer):
         offsets = torch.cat(
             [torch.zeros_like(m.scales) if m.offsets is None else m.offsets for m in finer]
@@ -136,6 +139,7 @@ def stack(weights: Sequence[Weight], dtype: torch.dtype) -> Weight:
         codes=_stacked([m.codes for m in finer]),
         scales=torch.cat([m.scales for m in finer]),
         offsets=offsets,
+        input_scale=max(inputs) if all(inputs) else 0.0,
     )
 
 

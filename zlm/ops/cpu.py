@@ -17,7 +17,7 @@ from zlm.ops.cpu_attention import CpuPlan, HeadScales
 from zlm.ops.cpu_experts import CpuExperts
 from zlm.ops.cpu_linear import CpuGatedProduct, CpuProduct, WideProduct
 from zlm.ops.cpu_norm import HeadNorms, RMSNorm
-from zlm.ops.cpu_quantized import HeadProduct, QuantizedGated, QuantizedProduct
+from zlm.ops.cpu_quantized import FourBits, HeadProduct, QuantizedGated, QuantizedProduct
 from zlm.ops.scores import Scores
 
 
@@ -85,9 +85,8 @@ class CpuOps:
 
     def lm_head(self, weight: Weight, softcap: float) -> "CpuLMHead":
         if isinstance(weight, BlockMatrix):
-            if HeadProduct.takes(weight):
-                return CpuLMHead(HeadProduct(weight), softcap)
-            return CpuLMHead(QuantizedProduct(weight, narrow=self._narrow), softcap)
+            kind = QuantizedProduct if FourBits.takes(weight) else HeadProduct
+            return CpuLMHead(kind(weight, narrow=self._narrow), softcap)
         return CpuLMHead(cpu_linear.pack(weight), softcap)
 
     def attention(

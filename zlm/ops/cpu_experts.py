@@ -33,8 +33,11 @@ class CpuExperts:
             if not count:
                 continue
             rows = tokens[first : first + count]
-            result = down(gated(x.index_select(0, rows))).float()
-            total.index_add_(0, rows, result.mul_(weights[first : first + count]))
+            read, factors = x.index_select(0, rows), weights[first : first + count]
+            if self.mixture.sigmoid:
+                total.index_add_(0, rows, down(gated((read * factors).to(x.dtype))).float())
+            else:
+                total.index_add_(0, rows, down(gated(read)).float().mul_(factors))
             first += count
         return residual.add_(total)
 

@@ -6,18 +6,19 @@ columns. With more rows the arithmetic counts: oneDNN's int8 product (VNNI), for
 the weight is rounded once more, to int8 with one scale, and each row of activations as it comes.
 
 Rounding activations once more costs accuracy, little over a text (bench/RESULTS.md), but enough to
-turn a near tie; and with more rows bfloat16 is hardly slower. So many rows have bfloat16 weights,
-18 bits more, and int8 (``narrow``) is for models whose weights would take too much memory so.
+turn a near tie; and bfloat16 is hardly slower. So many rows have bfloat16 weights, 16 bits more,
+and int8 (``narrow``) is for models whose weights would take too much memory so. Where the
+checkpoint has a scale for activations (``BlockMatrix.input_scale``) they are rounded as it says.
 
-Times of SmolLM2's products, ms, 2 threads of a shared AVX512-VNNI host (2026-11):
+Times of SmolLM2's products, ms, 2 threads of a shared AVX512-VNNI host, weights not in cache
+(2026-11; int8 with the rounding of activations to 8 or 16 bits):
 
-    rows                  1      8     32
-    N=3072   K=576     .051   .204   .682     4-bit codes
-                       .088   .115   .192     int8, without rounding the activations
-                       .152   .171   1.01     bfloat16 (oneDNN)
-    N=49152  K=576      .84   2.85   11.3
-                        1.2    1.5    3.3
-                        1.9    2.0    5.4
+    rows                  1      4      5      8     32
+    N=3072   K=576     .052   .090   .174   .181   .682     4-bit codes
+                       .140   .125   .131   .155   .335     bfloat16 (oneDNN)
+                       .121   .137          .164   .324     int8
+    N=49152  K=576     1.47   1.52          1.93   4.87     bfloat16
+                        .86   1.14          1.71   6.01     int8, 16 bits
 """
 
 import functools
@@ -34,10 +35,12 @@ from zlm.ops.cpu_linear import activate
 
 HEAD_ROWS = 32  # rows that a large head multiplies at a time: their logits are large, too
 LARGE_HEAD_BYTES = 128 << 20  # in bfloat16
-FEW_ROWS = 8  # up to which the 4-bit codes are faster
+FEW_ROWS = 4  # up to which the 4-bit codes are faster
+FEW_HEAD_ROWS = 8  # up to which a head's 8 bits are, with activations of 16
 GROUPS = (32, 64, 128, 256)  # columns of a group that torch's 4-bit product has
 ROW_MULTIPLE = 16  # of a weight's rows, for the same
 ROTATIONS = (64, 32, 16, 8, 4, 2, 1)  # columns that are rotated together, best first
+E4M3_MAX = 448.0
 TINY = 1e-30  # the least scale: rows of zeros have one too
 MIDDLE = 128  # the zero point of activations: oneDNN wants them unsigned
 
@@ -55,9 +58,16 @@ class QuantizedProduct:
         else:
             self._many = cpu_linear.pack(matrix.dequantize(torch.bfloat16))
         self._bias = bias
+        self._input_scale = matrix.input_scale
+        self._type = matrix.codes.dtype
 
     def __call__(self, x: Tensor, norm: Norm | None = None) -> Tensor:
-        product = self.multiply(x if norm is None else norm(x))
+        rows = x if norm is None else norm(x)
+        if self._input_scale:
+            codes = rounded(rows, self._input_scale, self._type)
+            product = self.multiply(codes.bfloat16()).mul_(self._input_scale)
+        else:
+            product = self.multiply(rows)
         return product if self._bias is None else product.add_(self._bias)
 
     def add(self, x: Tensor, residual: Tensor, norm: Norm | None = None) -> Tensor:
@@ -68,6 +78,14 @@ class QuantizedProduct:
         if self._codes is not None and x.shape[0] <= FEW_ROWS:
             return self._codes(x)
         return self._many(x)
+
+
+def rounded(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Return x over *scale* in *dtype*, float8_e4m3fn or int8; what it cannot hold is its end."""
+    values = x.float() / scale
+    if dtype.is_floating_point:
+        return values.clamp_(-E4M3_MAX, E4M3_MAX).to(dtype)
+    return values.round_().clamp_(-128, 127).to(torch.int8)
 
 
 class QuantizedGated:
@@ -115,29 +133,27 @@ class FourBits:
 
 
 class HeadProduct:
-    """The product with a large head, float32, of weights of 8 bits: half of what bfloat16 takes.
+    """The product with a head, float32, of weights of 8 bits; of bfloat16 for many rows.
 
     Few rows of activations have 16 bits: each is rounded to 8, and what is left over to 8 more, as
-    a row of its own. That costs little while the weights' bytes are what takes the time. Gemma 3
-    270M over a text, mean KL divergence from float32 (2026-11): 0.0043 so, 0.0051 with 8 bits, as
-    more rows have, and 0.0043 with a head of bfloat16, 168 MB more.
+    a row of its own. That costs little while the weights' bytes are what takes the time. For many
+    rows a large head, or one that is to be *narrow*, rounds them to 8: it has no other weights.
+    Gemma 3 270M over a text, mean KL divergence from float32 (2026-11): 0.0043 with 16 bits, 0.0051
+    with 8, and 0.0043 with a head of bfloat16, 168 MB more.
     """
 
-    def __init__(self, matrix: BlockMatrix) -> None:
+    def __init__(self, matrix: BlockMatrix, *, narrow: bool = False) -> None:
         self._bits = EightBits(matrix)
-
-    @staticmethod
-    def takes(matrix: BlockMatrix) -> bool:
-        """Tell whether *matrix* is worth it: large, and with codes of more than 4 bits."""
-        is_large = 2 * matrix.codes.numel() >= LARGE_HEAD_BYTES
-        return is_large and not FourBits.takes(matrix)
+        self._many: Callable[[Tensor], Tensor] = self._in_parts
+        if not narrow and 2 * matrix.codes.numel() < LARGE_HEAD_BYTES:
+            self._many = cpu_linear.pack(matrix.dequantize(torch.bfloat16))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return [S, V] float32 for x [S, H]."""
-        if x.shape[0] <= FEW_ROWS:
-            return self._bits.finely(x)
-        parts = [self._bits.coarsely(part) for part in x.split(HEAD_ROWS)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        """Return [S, V], float32 or bfloat16, for x [S, H]."""
+        return self._bits.finely(x) if x.shape[0] <= FEW_HEAD_ROWS else self._many(x)
+
+    def _in_parts(self, x: Tensor) -> Tensor:
+        return torch.cat([self._bits.coarsely(part) for part in x.split(HEAD_ROWS)])
 
 
 class EightBits:

@@ -18,11 +18,13 @@ def factors(
 
     table: complex64 [max_model_len, D / 2]; positions: int64 [T]. The result, complex64
     [num_rows, heads * D / 2], turns the first ``num_rotated`` heads of a row (q and k) and leaves
-    ``num_values`` heads (v) and rows from T on alone.
+    ``num_values`` heads (v) and rows from T on alone. A table of float32 is for q alone.
     """
     rotation = table.index_select(0, positions)
     heads, half = num_rotated + num_values, table.shape[1]
-    factor = torch.ones((num_rows, heads, half), dtype=table.dtype, device=table.device)
+    if not table.is_complex():
+        num_rotated -= num_values
+    factor = torch.ones((num_rows, heads, half), dtype=torch.complex64, device=table.device)
     factor[: positions.shape[0], :num_rotated] = rotation.unsqueeze(1)
     return factor.view(num_rows, heads * half)
 

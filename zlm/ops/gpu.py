@@ -83,7 +83,7 @@ class GpuOps:
         dtype = torch.float32 if wide else self.dtype
         codes, order = self._packed(weight)
         if codes is not None:
-            return QuantizedProduct(codes, order, bias, self._means(dtype))
+            return QuantizedProduct(codes, order, bias, self._means(dtype, weight))
         kind = FixedProduct if self._fixed else GpuProduct
         return kind(plain(weight, self.dtype), bias, dtype, pdl=self.pdl)
 
@@ -101,7 +101,7 @@ class GpuOps:
         both = stack([gate, up], self.dtype)
         codes, order = self._packed(both)
         if codes is not None:
-            return QuantizedGated(codes, order, bias, activation, self._means(self.dtype))
+            return QuantizedGated(codes, order, bias, activation, self._means(self.dtype, both))
         kind = FixedGatedProduct if self._fixed else GpuGatedProduct
         return kind(plain(both, self.dtype), bias, activation, pdl=self.pdl)
 
@@ -249,8 +249,9 @@ class GpuOps:
             return embedded[1], order
         return gpu_packing.pack(weight, self.device), order
 
-    def _means(self, dtype: torch.dtype) -> Means:
-        return Means(dtype, self.dtype, self._fixed, not self._gathers, self.pdl)
+    def _means(self, dtype: torch.dtype, weight: Weight) -> Means:
+        scale = weight.input_scale if isinstance(weight, BlockMatrix) else 0.0
+        return Means(dtype, self.dtype, self._fixed, not self._gathers, self.pdl, scale)
 
     def _workspace(self, geometry: Geometry) -> DecodeWorkspace:
         if geometry not in self._workspaces:

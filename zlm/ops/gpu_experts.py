@@ -65,7 +65,14 @@ class GpuExperts:
         order = torch.empty(pairs, dtype=torch.int32, device=x.device)
         size = moe_plan.num_tiles(pairs, mixture.count, rows), moe_plan.TILE_INTS
         tiles = torch.empty(size, dtype=torch.int32, device=x.device)
-        moe_plan.route(logits, normalize=mixture.normalize, experts=experts, shares=shares, pdl=pdl)
+        moe_plan.route(
+            logits,
+            normalize=mixture.normalize,
+            experts=experts,
+            shares=shares,
+            sigmoid=mixture.sigmoid,
+            pdl=pdl,
+        )
         moe_plan.plan(experts, mixture.count, rows, order=order, tiles=tiles, pdl=pdl)
         results = self._products(x, shares, order, tiles)
         moe.combine(results, residual, out=residual, pdl=pdl)
@@ -81,16 +88,20 @@ class GpuExperts:
         """Return what the experts make of every pair of token and expert, [T k, H]."""
         weights, pdl, pairs = self.weights, self.pdl, order.shape[0]
         results = torch.empty((pairs, x.shape[1]), dtype=x.dtype, device=x.device)
+        read, given = (shares, None) if self.mixture.sigmoid else (None, shares)  # by which product
+        activation = self.activation
         if isinstance(weights, ExpertCodes):
             gated = torch.empty((pairs, weights.down.shape[1]), dtype=x.dtype, device=x.device)
             rows = self._tile_rows(x.dtype, pairs)
-            quantized_moe.inner(x, weights, order, tiles, rows, self.activation, out=gated, pdl=pdl)
-            quantized_moe.outer(gated, weights, shares, order, tiles, rows, out=results, pdl=pdl)
+            quantized_moe.inner(
+                x, weights, order, tiles, rows, activation, out=gated, shares=read, pdl=pdl
+            )
+            quantized_moe.outer(gated, weights, given, order, tiles, rows, out=results, pdl=pdl)
             return results
         setting = moe.tile_setting(x.dtype, pairs, self.mixture.count, fixed=self.fixed)
         gated = torch.empty((pairs, weights.down.shape[2]), dtype=x.dtype, device=x.device)
-        moe.inner(x, weights, order, tiles, setting, self.activation, out=gated, pdl=pdl)
-        moe.outer(gated, weights, shares, order, tiles, setting, out=results, pdl=pdl)
+        moe.inner(x, weights, order, tiles, setting, activation, out=gated, shares=read, pdl=pdl)
+        moe.outer(gated, weights, given, order, tiles, setting, out=results, pdl=pdl)
         return results
 
 

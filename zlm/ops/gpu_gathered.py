@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zlm.config import first_seen
 from zlm.ops.batch import GroupBatch, StepBatch
 from zlm.ops.kv_cache import FP8, raw
 from zlm.ops.scores import Scores
@@ -62,10 +63,10 @@ class GatheredPrefill:
         key = torch.arange(keys.shape[1], device=q.device) + row.first_block * cache.shape[3]
         for start in range(0, row.length, TILE_QUERIES):
             stop = min(start + TILE_QUERIES, row.length)
-            ahead = position[start:stop, None] - key
-            seen = ahead >= 0
+            query = position[start:stop, None]
+            seen = key <= query
             if self.window:
-                seen &= ahead < self.window
+                seen &= key >= first_seen(query, self.window)
             tokens = slice(row.token + start, row.token + stop)
             queries = q[tokens].transpose(0, 1)
             result = _attend(queries, keys, values, seen, scores)
@@ -80,8 +81,7 @@ def plan(batch: StepBatch, group: GroupBatch, block_size: int) -> GatheredPrefil
     for row in range(batch.num_decodes, batch.num_rows):
         length, context = batch.query_lens[row], batch.context_lens[row]
         if length:
-            oldest = context - length + 1 - group.window if group.window else 0
-            first = max(0, oldest) // block_size
+            first = max(0, first_seen(context - length, group.window)) // block_size
             blocks = group.block_table[row, first : -(-context // block_size)]
             rows.append(GatheredRow(token, length, context, first, blocks))
         token += length
@@ -90,7 +90,7 @@ def plan(batch: StepBatch, group: GroupBatch, block_size: int) -> GatheredPrefil
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, how: Scores) -> Tensor:
     """Return [Hq, L, D] for queries of that shape, keys and values [Hq, S, D], seen [L, S]."""
-    if not how.softcap and how.sinks is None:
+    if how.is_plain:
         return F.scaled_dot_product_attention(
             queries[None], keys[None], values[None], seen, scale=how.scale
         )[0]

@@ -2,8 +2,9 @@
 
 Few rows read the codes as they are (``zlm.kernels.quantized_linear``), one launch with its epilogue
 or two. More rows are the library's: of float8 with a scale a row on cards that multiply it, x is
-rounded to float8 too, row by row; else some rows of the weight at a time are spread out to the
-compute type, in scratch of a bounded size. With *fixed* all rows go through tiles of one size.
+rounded to float8 too, row by row or with the checkpoint's own scale for it; else some rows of the
+weight at a time are spread out to the compute type, in scratch of a bounded size. With *fixed* all
+rows go through tiles of one size.
 """
 
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class Means:
     fixed: bool
     tiles: bool  # whether the card's kernels have matrix products
     pdl: bool
+    input_scale: float = 0.0  # ``BlockMatrix.input_scale``, of rows that are rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class QuantizedCore:
         )
         self.most = self._most_rows()
         self.hands_on = 0  # rounded rows, of groups of so many: what they are given to takes them
+        self.hands_scale = 0.0  # by its scale, if it has one
 
     def _most_rows(self) -> int:
         """Return up to how many rows read the codes."""
@@ -103,7 +106,7 @@ class QuantizedCore:
         if self.how.fixed or rows <= self.most:
             return self._few(self._input(x, norm), residual)
         if self.rounds:
-            rounded = self._round(x, norm, "", self.groups or x.shape[1])
+            rounded = self._round(x, norm, "", self.groups or x.shape[1], self.how.input_scale)
             return self._of_rounded(rounded, residual)
         return self._spread(self._input(x, norm), residual)
 
@@ -136,7 +139,9 @@ class QuantizedCore:
         )
         return out
 
-    def _round(self, x: Tensor, norm: Norm | None, activation: str, group: int) -> RoundedRows:
+    def _round(
+        self, x: Tensor, norm: Norm | None, activation: str, group: int, static: float
+    ) -> RoundedRows:
         """Return x, its norm, or what *activation* makes of its halves; a scale a *group*."""
         shape = x.shape[0], self.width if activation else x.shape[1]
         q = torch.empty(shape, dtype=torch.float8_e4m3fn, device=x.device)
@@ -150,6 +155,7 @@ class QuantizedCore:
             eps=eps,
             activation=activation,
             group=group,
+            static=static,
             pdl=self.how.pdl,
         )
         return RoundedRows(q, scales)
@@ -208,7 +214,8 @@ class QuantizedCore:
         """Return what the activation makes of the product, added to *residual*."""
         if self.activation and self.hands_on and self.rounds:
             # The next product's input, which no other operation looks at.
-            return cast(Tensor, self._round(product, None, self.activation, self.hands_on))
+            rounded = self._round(product, None, self.activation, self.hands_on, self.hands_scale)
+            return cast(Tensor, rounded)
         if self.activation:
             shape = product.shape[0], self.width
             out = torch.empty(shape, dtype=self.how.dtype, device=product.device)
@@ -270,6 +277,7 @@ def join(gated: GatedProduct, down: Product) -> None:
     first, second = gated.core, down.core
     if first.rounds and second.rounds and first.most == second.most:
         first.hands_on = second.groups or second.weight.shape[1]
+        first.hands_scale = second.how.input_scale
 
 
 def scaled_product(q: Tensor, scales: Tensor, weight: Codes, bias: Tensor | None) -> Tensor:

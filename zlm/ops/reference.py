@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from zlm.config import first_seen
 from zlm.ops.batch import StepBatch
 
 
@@ -26,7 +27,7 @@ def attention(
         keys, values = tokens[:, 0], tokens[:, 1]
         for i in range(length):
             position = context - length + i
-            start = max(0, position + 1 - group.window) if group.window else 0
+            start = max(0, first_seen(position, group.window))
             for head in range(q.shape[1]):
                 kv_head = head // (q.shape[1] // num_kv_heads)
                 query = q[first_token + i, head].float()

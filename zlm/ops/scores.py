@@ -17,6 +17,11 @@ class Scores:
     softcap: float = 0.0
     sinks: Tensor | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but *scale* is there."""
+        return not self.softcap and self.sinks is None
+
     def apply_(self, scores: Tensor) -> Tensor:
         """Return the scores of the products *scores*, in place."""
         if not self.softcap:
@@ -24,8 +29,13 @@ class Scores:
         return scores.mul_(self.scale / self.softcap).tanh_().mul_(self.softcap)
 
     def weights(self, scores: Tensor) -> Tensor:
-        """Return the softmax of masked *scores* [..., Hq, L, S] over S, and over the sink."""
+        """Return the softmax of masked *scores* over S, and over the sink.
+
+        scores: [r, Hq, L, S], or [r, Hkv, Hq / Hkv, S] of single queries.
+        """
         if self.sinks is None:
             return scores.softmax(-1)
-        sinks = self.sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+        sinks = (
+            self.sinks.to(scores.dtype).view(scores.shape[-3], -1, 1).expand(*scores.shape[:-1], 1)
+        )
         return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]

@@ -11,7 +11,7 @@ too, which it dequantises in no time.
 Which tensors a model must have is not known here; names() tells what there is.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -29,10 +29,10 @@ from zlm.weights.gguf_matrix import PARTS, matrix as gguf_matrix
 from zlm.weights.gguf_rows import FileRows
 from zlm.weights.mxfp4 import MXFP4Weights
 from zlm.weights.names import gguf_names, text_names
-from zlm.weights.parts import read_part
+from zlm.weights.parts import chosen_matrix, read_part
 from zlm.weights.quantized import QuantizedWeights
 from zlm.weights.raw import RawFile
-from zlm.weights.region import Choose
+from zlm.weights.region import Choose, whole
 from zlm.weights.safetensors import folder_tensors, naming, open_file, tensor_places
 
 CPU = torch.device("cpu")
@@ -66,7 +66,9 @@ def open_weights(path: str | Path, spec: ModelSpec, device: torch.device = CPU) 
         stored = FolderWeights(path, spec) if is_cpu else FedFolderWeights(path, spec, device)
         if spec.quantization == "mxfp4":
             return MXFP4Weights(stored)
-        return QuantizedWeights(stored, spec.quantization) if spec.quantization else stored
+        if not spec.quantization:
+            return stored
+        return QuantizedWeights(stored, spec.quantization, static_inputs=spec.static_inputs)
     return GGUFWeights(path, spec, device)
 
 
@@ -95,9 +97,17 @@ class FolderWeights:
         stored = self._names[name]
         path = self._paths[stored]
         with naming(path):
-            whole = self._files[path].get_slice(stored)
-            region = choose(whole.get_shape())
-            return self.get(name) if region is None else read_part(whole, region)
+            tensor = self._files[path].get_slice(stored)
+            region = choose(tensor.get_shape())
+            return self.get(name) if region is None else read_part(tensor, region)
+
+    def shape(self, name: str) -> Sequence[int]:
+        """Return the shape of tensor *name*."""
+        stored = self._names[name]
+        path = self._paths[stored]
+        with naming(path):
+            shape: Sequence[int] = self._files[path].get_slice(stored).get_shape()
+        return shape
 
     def close(self) -> None:
         self._files = {}
@@ -131,8 +141,8 @@ class FedFolderWeights:
         place = self._places[path][stored]
         region = choose(place.shape)
         if region is None or region.dim or not region.ranges:
-            whole = self.get(name)
-            return whole if region is None else read_part(whole, region)
+            tensor = self.get(name)
+            return tensor if region is None else read_part(tensor, region)
         rows, columns = place.shape[0], place.shape[1:]
         row_bytes = place.num_bytes // max(rows, 1)
         read = [
@@ -144,6 +154,11 @@ class FedFolderWeights:
         read.append(read[0].new_zeros(region.zeros * row_bytes))
         raw = torch.cat(read) if region.zeros or len(read) > 2 else read[0]
         return raw.view(getattr(torch, place.dtype)).view(-1, *columns)
+
+    def shape(self, name: str) -> Sequence[int]:
+        """Return the shape of tensor *name*."""
+        stored = self._names[name]
+        return self._places[self._paths[stored]][stored].shape
 
     def close(self) -> None:
         self._feeder.close()
@@ -191,12 +206,13 @@ class GGUFWeights:
             values -= 1.0
         return values
 
-    def matrix(self, name: str) -> BlockMatrix | None:
-        """Return tensor *name* as it is quantized; None if it is not."""
+    def matrix(self, name: str, choose: Choose = whole) -> BlockMatrix | None:
+        """Return what *choose* names of *name* as it is quantized; None if it is not."""
         info = self._tensors[self._names[name]]
         if info.type not in PARTS or len(info.shape) != 2:
             return None
-        return gguf_matrix(self._raw(name, info), info.type, info.shape)
+        matrix = gguf_matrix(self._raw(name, info), info.type, info.shape)
+        return chosen_matrix(matrix, choose)
 
     def rows(self, name: str) -> FileRows | None:
         """Return what reads rows of tensor *name* from the file, if that is better; CPU only."""

@@ -12,8 +12,8 @@ from torch import Tensor
 from zlm.errors import ModelError
 from zlm.layers.quantization import mxfp4
 from zlm.ops.block_matrix import BlockMatrix
-from zlm.weights.parts import chosen, read_tensor
-from zlm.weights.region import Choose
+from zlm.weights.parts import chosen, chosen_matrix, read_tensor
+from zlm.weights.region import Choose, whole
 
 if TYPE_CHECKING:
     from zlm.weights.load import Weights
@@ -43,9 +43,11 @@ class MXFP4Weights:
             return self._stored.get(name)
         return self._read(name, mxfp4.dequantize).transpose(1, 2)
 
-    def matrix(self, name: str) -> BlockMatrix | None:
+    def matrix(self, name: str, choose: Choose = whole) -> BlockMatrix | None:
         """Return the weights *name* of all experts as they are quantized; None if they are not."""
-        return self._read(name, mxfp4.matrix) if name in self._packed else None
+        if name not in self._packed:
+            return None
+        return chosen_matrix(self._read(name, mxfp4.matrix), choose)
 
     def _read(self, name: str, make: Callable[[Tensor, Tensor], T]) -> T:
         """Return what *make* makes of blocks and scales of *name*."""

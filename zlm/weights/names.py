@@ -57,6 +57,7 @@ _TEXT_PREFIXES = {
 }
 _OTHER_HALF = (
     "vision_tower.",
+    "vision_model.",
     "multi_modal_projector.",
     "audio_tower.",
     "embed_vision.",
@@ -67,7 +68,8 @@ _OTHER_HALF = (
     "model.embed_audio.",
     "model.multi_modal_projector.",
 )
-# Mixtral's own names for a mixture of experts.
+# Mixtral's and Llama 4's own names for a mixture of experts.
+_LLAMA4 = {".feed_forward.router.": ".mlp.gate.", ".feed_forward.": ".mlp."}
 _MIXTRAL = {
     "block_sparse_moe.gate.": "mlp.gate.",
     "block_sparse_moe.experts.": "mlp.experts.",
@@ -111,8 +113,7 @@ def text_names(names: Iterable[str]) -> dict[str, str]:
         for prefix, replacement in _TEXT_PREFIXES.items():
             if name.startswith(prefix):
                 ours = replacement + name.removeprefix(prefix)
-        if ".block_sparse_moe." in ours:
-            for theirs, common in _MIXTRAL.items():
-                ours = ours.replace(theirs, common)
+        for theirs, common in (_MIXTRAL if ".block_sparse_moe." in ours else _LLAMA4).items():
+            ours = ours.replace(theirs, common)
         found[ours] = name
     return found

@@ -6,15 +6,15 @@ Only the products of the layers are: embedding, head, norms and routers stay as 
     w4a16    4 bits, a scale for each 128 columns (64 or 32 where 128 do not fit), zero at 8
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from zlm.ops.block_matrix import BlockMatrix
-from zlm.weights.parts import read_tensor
-from zlm.weights.region import Choose
+from zlm.weights.parts import part_of_matrix, read_tensor
+from zlm.weights.region import Choose, Region, whole
 
 PRODUCTS = "_proj.weight"  # how the names of what is quantized end
 E4M3_MAX = 448.0
@@ -47,14 +47,27 @@ class OnlineQuantized:
         """Return what *choose* names of tensor *name*."""
         return read_tensor(self._stored, name, choose)
 
-    def matrix(self, name: str) -> BlockMatrix | None:
-        """Return tensor *name*, quantized; None if it stays as it is."""
+    def matrix(self, name: str, choose: Choose = whole) -> BlockMatrix | None:
+        """Return what *choose* names of *name*, quantized; None if it stays as it is.
+
+        A row's scale is of all its columns: no other rows are read, but whole ones.
+        """
         if not name.endswith(PRODUCTS):
             return None
-        tensor = self._stored.get(name)
+        found: list[Region | None] = []
+
+        def rows(shape: Sequence[int]) -> Region | None:
+            found.append(choose(shape))
+            return None if found[0] is None or found[0].dim else found[0]
+
+        tensor = read_tensor(self._stored, name, rows)
         if tensor.dim() != 2:
             return None
-        return float8(tensor.float()) if self._kind == "fp8" else four_bits(tensor.float())
+        matrix = float8(tensor.float()) if self._kind == "fp8" else four_bits(tensor.float())
+        region = found[0]
+        if matrix is None or region is None or region.dim == 0:
+            return matrix
+        return part_of_matrix(matrix, region)
 
 
 def float8(weight: Tensor) -> BlockMatrix:

@@ -58,6 +58,12 @@ def _shape(stored: Any) -> Sequence[int]:
     return shape
 
 
+def chosen_matrix(matrix: BlockMatrix, choose: Choose) -> BlockMatrix | None:
+    """Return of *matrix* what *choose* says; None if that cannot be cut out of it."""
+    region = choose(matrix.shape)
+    return matrix if region is None else part_of_matrix(matrix, region)
+
+
 def part_of_matrix(matrix: BlockMatrix, region: Region) -> BlockMatrix | None:
     """Return *region* of a quantized weight; None if its columns are not in their order."""
     dim, ranges = region.dim, region.ranges

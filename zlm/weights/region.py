@@ -17,3 +17,8 @@ class Region:
 
 # The region that is wanted of a tensor of some shape; None: all of it. May raise ModelError.
 Choose = Callable[[Sequence[int]], Region | None]
+
+
+def whole(shape: Sequence[int]) -> Region | None:
+    """Choose all of a tensor."""
+    return None

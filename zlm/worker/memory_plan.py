@@ -27,7 +27,8 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """One KV group: its window in tokens (0: full), and the bytes of a block in all its layers."""
+    """One KV group: its window in tokens (0: full; -n: chunks of n), and the bytes of a block in
+    all its layers."""
 
     window_tokens: int
     block_bytes: int
@@ -89,7 +90,8 @@ class MemoryPlan:
         """Return the plan as lines of text for the log."""
         lines = [f"{'KV group':<16}{'blocks':>9}{'tokens':>11}{'MiB':>10}"]
         for group, count in zip(self.groups, self.num_blocks, strict=True):
-            name = f"window {group.window_tokens}" if group.window_tokens else "full"
+            kind = "window" if group.window_tokens > 0 else "chunk"
+            name = f"{kind} {abs(group.window_tokens)}" if group.window_tokens else "full"
             mib = (count + 1) * group.block_bytes / 2**20
             lines.append(f"{name:<16}{count:>9}{count * self.block_size_tokens:>11}{mib:>10.1f}")
         total, free = self.total_bytes / 2**20, self.free_bytes / 2**20
@@ -104,7 +106,7 @@ def blocks_of_sequence(group: GroupFacts, demand: Demand) -> int:
     if not group.window_tokens:
         return whole
     chunk = min(demand.step_tokens, demand.max_model_len)
-    return min(whole, -(-(group.window_tokens + chunk) // size) + 2)
+    return min(whole, -(-(abs(group.window_tokens) + chunk) // size) + 2)
 
 
 def plan(

@@ -12,7 +12,6 @@ that it computes on are known to the engine core (run-ahead).
 """
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ from zlm.ops import kv_cache
 from zlm.worker import sampler, step_inputs, token_masks
 from zlm.worker.group_caches import copies_by_group
 from zlm.worker.prompt_logprobs import PromptLogprobs
+from zlm.worker.runner import EndedSteps
 from zlm.worker.slots import SlotTables
 from zlm.worker.step_inputs import StepRows
 
@@ -41,7 +41,7 @@ class _Computed:
     seconds: float
 
 
-class ModelRunner:
+class ModelRunner(EndedSteps):
     """Owns model, caches and slot tables; executes steps in order.
 
     ``caches`` holds one tensor a layer; group g has the layers ``group_layers[g]`` and the
@@ -59,6 +59,7 @@ class ModelRunner:
         block_size: int,
         vocab_size: int,
     ) -> None:
+        super().__init__()
         self._model = model
         self._caches = caches
         self._tables = tables
@@ -67,13 +68,7 @@ class ModelRunner:
         self._block_size = block_size
         self._prompt = PromptLogprobs(model, vocab_size, tables.tokens.device)
         self._vocab_size = vocab_size
-        self._results: deque[StepResult] = deque()
         self._unsampled: _Computed | None = None  # waits for its masks
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether a step was launched that has not been collected."""
-        return bool(self._results)
 
     def launch(self, message: Execute) -> None:
         """Execute a step: on the CPU it has ended when this returns, unless it waits for masks."""
@@ -94,18 +89,6 @@ class ModelRunner:
         computed, self._unsampled = self._unsampled, None
         assert computed is not None and computed.step == masks.step, "masks of another step"
         self._results.append(self._complete(computed, masks))
-
-    def done(self) -> bool:
-        """Tell whether the oldest step launched has ended."""
-        return True
-
-    def collect(self) -> StepResult:
-        """Return the result of the oldest step launched."""
-        return self._results.popleft()
-
-    def use_idle_time(self) -> bool:
-        """Do nothing: nothing can wait."""
-        return False
 
     def execute(self, message: Execute, masks: Masks | None = None) -> StepResult:
         """Apply the changes in *message*, run its rows, and return what they sampled."""

@@ -7,7 +7,6 @@ that reaches the end of its prompt is pooled, and its vector, or those of its to
 
 import dataclasses
 import time
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,13 +20,14 @@ from zlm.ops.backend import Ops
 from zlm.worker import step_inputs
 from zlm.worker.group_caches import copies_by_group
 from zlm.worker.pooler import Pooler
+from zlm.worker.runner import EndedSteps
 from zlm.worker.slots import SlotTables
 from zlm.worker.step_inputs import StepRows
 
 Flags = npt.NDArray[np.bool_]
 
 
-class PoolingRunner:
+class PoolingRunner(EndedSteps):
     """Owns model, pooler, caches and slot tables; executes steps in order.
 
     ``caches`` holds one tensor a layer; group g has the layers ``group_layers[g]`` and the
@@ -47,6 +47,7 @@ class PoolingRunner:
         block_size: int,
         num_slots: int,
     ) -> None:
+        super().__init__()
         self._model = model
         self._pooler = pooler
         self._caches = caches
@@ -58,12 +59,6 @@ class PoolingRunner:
         self._lengths = np.zeros(num_slots, np.int64)  # of each slot's prompt
         self._seconds = np.zeros(num_slots, np.int64)  # where a pair's second text begins; 0: none
         self._by_token = np.zeros(num_slots, np.bool_)  # whether a vector a token is wanted
-        self._results: deque[StepResult] = deque()
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether a step was launched that has not been collected."""
-        return bool(self._results)
 
     @property
     def awaits_masks(self) -> bool:
@@ -77,18 +72,6 @@ class PoolingRunner:
     def launch(self, message: Execute) -> None:
         """Execute a step: it has ended when this returns, for its vectors are read back."""
         self._results.append(self.execute(message))
-
-    def done(self) -> bool:
-        """Tell whether the oldest step launched has ended."""
-        return True
-
-    def collect(self) -> StepResult:
-        """Return the result of the oldest step launched."""
-        return self._results.popleft()
-
-    def use_idle_time(self) -> bool:
-        """Do nothing: nothing can wait."""
-        return False
 
     @torch.inference_mode()
     def execute(self, message: Execute) -> StepResult:

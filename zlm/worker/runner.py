@@ -1,5 +1,6 @@
 """What executes steps, as the worker's loop sees it: on a GPU several steps can be in flight."""
 
+from collections import deque
 from typing import Protocol
 
 from zlm.messages import Execute, Masks, StepResult
@@ -33,3 +34,30 @@ class Runner(Protocol):
 
         Called when no step is in flight and no message waits.
         """
+
+
+class EndedSteps:
+    """What a runner is whose steps have ended once they are launched, as on a CPU.
+
+    Owns the results that have not been collected.
+    """
+
+    def __init__(self) -> None:
+        self._results: deque[StepResult] = deque()
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step was launched that has not been collected."""
+        return bool(self._results)
+
+    def done(self) -> bool:
+        """Tell whether the oldest step launched has ended."""
+        return True
+
+    def collect(self) -> StepResult:
+        """Return the result of the oldest step launched."""
+        return self._results.popleft()
+
+    def use_idle_time(self) -> bool:
+        """Do nothing: nothing can wait."""
+        return False

@@ -7,7 +7,7 @@
 The codes of a word stand in the order 0 2 4 6 1 3 5 7, lowest bits first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,14 @@ from zlm.ops.block_matrix import BlockMatrix, unpack
 BITS = 4
 PARTS = ("qweight", "qzeros", "scales")
 OPTIONAL: tuple[str, ...] = ()
+AXES = dict.fromkeys(PARTS, (1, 0))  # which of a part's dimensions are the weight's rows, columns
 _PLACES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # of rows 0, 1, 2, ... in a word
+
+
+def shape(shape_of: Callable[[str], Sequence[int]]) -> tuple[int, int]:
+    """Return the weight's shape for the shapes of its parts."""
+    columns, words = shape_of("qweight")
+    return words * 32 // BITS, columns
 
 
 def matrix(parts: Mapping[str, Tensor]) -> BlockMatrix:

@@ -9,7 +9,7 @@ The first form of the format stores zeros less 1 (``gptq``), the second as they 
 With act-order a group's columns are not neighbours.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,15 @@ from zlm.ops.block_matrix import BlockMatrix, unpack
 
 PARTS = ("qweight", "qzeros", "scales")
 OPTIONAL = ("g_idx",)
+AXES = dict.fromkeys(PARTS, (1, 0))  # as AWQ's; g_idx is looked at as a whole
 WIDTHS = (2, 4, 8)  # 3 bits straddle words
+
+
+def shape(shape_of: Callable[[str], Sequence[int]]) -> tuple[int, int]:
+    """Return the weight's shape for the shapes of its parts."""
+    rows = shape_of("scales")[1]
+    bits = max(1, 32 * shape_of("qzeros")[1] // rows)
+    return rows, shape_of("qweight")[0] * 32 // bits
 
 
 def matrix(parts: Mapping[str, Tensor], *, zero_shift: int) -> BlockMatrix:

@@ -16,6 +16,7 @@ from zlm.ops.block_matrix import BlockMatrix, unpack
 
 PARTS = ("weight_packed", "weight_shape", "weight_scale")
 OPTIONAL = ("weight_zero_point", "weight_g_idx")
+AXES = dict.fromkeys(("weight_packed", "weight_scale", "weight_zero_point"), (0, 1))
 WIDTHS = (4, 8)
 
 

@@ -4,21 +4,26 @@
     weight_scale       one value, [N] or [N, 1], [N, K/g], or a value a block
     weight_scale_inv   the same under DeepSeek's name (it is multiplied with all the same)
     weight_zero_point  int8, of the scales' shape; absent if symmetric
+    input_scale        one value, of activations that are rounded to the same type; absent if each
+                       row of them has its own (dynamic)
+    input_zero_point   where that is not symmetric: then they are not rounded here
 
 So store fp8 checkpoints of compressed-tensors (``float-quantized``), fbgemm, DeepSeek and Qwen,
-and int8 ones of compressed-tensors (``int-quantized``). What activations were to be rounded to
-(``input_scale``) does not change the weight.
+and int8 ones of compressed-tensors (``int-quantized``).
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
 from zlm.ops.block_matrix import BlockMatrix
 
 PARTS = ("weight",)
-OPTIONAL = ("weight_scale", "weight_scale_inv", "weight_zero_point")
-IGNORED = ("input_scale", "input_scale_ub", "output_scale", "activation_scale", "input_zero_point")
+INPUTS = ("input_scale", "input_zero_point")
+OPTIONAL = ("weight_scale", "weight_scale_inv", "weight_zero_point", *INPUTS)
+IGNORED = (*INPUTS, "input_scale_ub", "output_scale", "activation_scale")
+AXES = dict.fromkeys(("weight", "weight_scale", "weight_scale_inv", "weight_zero_point"), (0, 1))
 BLOCKS = (128, 64, 32, 256)  # edges of blocks that are in use, the usual one first
 
 
@@ -29,22 +34,40 @@ def matrix(parts: Mapping[str, Tensor]) -> BlockMatrix:
     rows, columns = codes.shape
     if scales.dim() < 2:
         scales = scales.reshape(-1, 1)
-    block = _edge(rows, scales.shape[0], "rows"), _edge(columns, scales.shape[1], "columns")
+    block = edge(rows, scales.shape[0], "rows"), edge(columns, scales.shape[1], "columns")
     offsets = None
     if "weight_zero_point" in parts:
         offsets = (parts["weight_zero_point"].float().reshape(scales.shape) * scales).neg_()
-    return BlockMatrix(codes, scales, offsets, block)
+    return BlockMatrix(codes, scales, offsets, block, input_scale=_input_scale(parts))
 
 
-def _edge(size: int, parts: int, what: str) -> int:
+def _input_scale(parts: Mapping[str, Tensor]) -> float:
+    """Return the one scale of activations; 0 if there is none, or they are not symmetric."""
+    if "input_scale" not in parts or (
+        "input_zero_point" in parts and bool(parts["input_zero_point"].any())
+    ):
+        return 0.0
+    scale = parts["input_scale"].float()
+    if scale.numel() != 1 or not 0 < float(scale) < math.inf:
+        raise ValueError(f"input_scale must be one positive number, got {scale.flatten().tolist()}")
+    return float(scale)
+
+
+def shape(shape_of: Callable[[str], Sequence[int]]) -> tuple[int, int]:
+    """Return the weight's shape for the shapes of its parts."""
+    rows, columns = shape_of("weight")
+    return rows, columns
+
+
+def edge(size: int, parts: int, what: str) -> int:
     """Return how many of *size* rows or columns share each of *parts* scales."""
     if parts == 1:
         return size
     if parts == size:
         return 1
-    for edge in BLOCKS:
-        if -(-size // edge) == parts:
-            return edge
+    for usual in BLOCKS:
+        if -(-size // usual) == parts:
+            return usual
     if size % parts == 0:
         return size // parts
     raise ValueError(f"{parts} scales do not fit {size} {what}")
