@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-import gpu_products
 import torch
+from gpu_products import CASES, Launch, Work
 from torch import Tensor
 from zlm.kernels import (
     attention_decode as decode,
@@ -40,9 +40,6 @@ DTYPE = torch.bfloat16
 BATCHES = (1, 8, 64, 256)
 CONTEXTS = (256, 768, 4096)
 PREFILLS = ((1, 512, 512), (4, 2048, 2048), (1, 4096, 4096), (4, 512, 4096))  # rows, new, context
-
-Launch = Callable[[], None]
-Work = tuple[list[Launch], int, int]  # launches; bytes and operations of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +261,7 @@ def all_cases() -> Iterator[tuple[str, Callable[[], Work]]]:
     for shape in SHAPES:
         yield from shape_cases(shape)
         torch.cuda.empty_cache()
-    yield from gpu_products.CASES.items()
+    yield from CASES.items()
 
 
 def seconds_a_launch(launches: list[Launch]) -> float:
@@ -278,7 +275,7 @@ def seconds_a_launch(launches: list[Launch]) -> float:
             launch()
     times: list[float] = []
     graph.replay()
-    while len(times) < 3 or (sum(times) < MEASURE_SECONDS and len(times) < 30):
+    while len(times) < 5 or (sum(times) < MEASURE_SECONDS and len(times) < 30):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         graph.replay()

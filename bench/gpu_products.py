@@ -9,9 +9,7 @@ several times, so that it finds its weight cold, as in a step. Products, with M 
     gate    silu(rms_norm(x) @ G.T) * (rms_norm(x) @ U.T), N rows in G and in U
 """
 
-import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import torch
@@ -48,16 +46,6 @@ SHAPES = [
 
 Launch = Callable[[], None]
 Work = tuple[list[Launch], int, int]  # launches; bytes and operations of one
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One row of a table: ``run`` is a launch, each time over the next copy of the weight."""
-
-    name: str
-    bytes: int
-    flops: int
-    run: Launch
 
 
 @lru_cache(maxsize=1)  # the cases of a shape come one after another
@@ -102,21 +90,3 @@ CASES: dict[str, Callable[[], Work]] = {
     for rows in ROWS
     for library in (False, True)
 }
-
-
-def cases(device: torch.device | str) -> list[Case]:
-    """Return all cases at once; those of a shape share its weights, about 0.3 GB each."""
-    made = []
-    for model, kind, N, K in SHAPES:
-        for rows, library in itertools.product(ROWS, (False, True)):
-            launches, moved, operations = work(
-                kind, N, K, rows, library=library, device=str(device)
-            )
-            turn = itertools.cycle(launches)
-            run = partial(_next, turn)
-            made.append(Case(_name(model, kind, N, K, rows, library), moved, operations, run))
-    return made
-
-
-def _next(turn: "itertools.cycle[Launch]") -> None:
-    next(turn)()

@@ -21,15 +21,16 @@ line is one JSON document.
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton.language as tl
+from gpu_kernels import seconds_a_launch
 from torch import Tensor
 from zlm.kernels import chain, linear_gemv, linear_small
 from zlm.kernels.linear_epilogue import SMALL_BYTES
@@ -48,7 +49,6 @@ SHAPES = ("smollm2-135m", "gemma-3-270m", "qwen3-0.6b", "llama-3.1-8b")
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 PRODUCTS = ("qkv", "out", "gated", "down", "head")
 CONTEXT, BLOCK_SIZE = 64, 16
-MEASURE_SECONDS, MOST_REPLAYS = 0.05, 40
 VECTOR_ROWS = linear_small.VECTOR_ROWS
 SPLIT_BYTES = linear_gemv.SMALL_BYTES
 
@@ -173,25 +173,6 @@ def build(shape: str, device: torch.device, most_rows: int) -> Chain:
     return Chain(spec, ops, model, caches)
 
 
-def microseconds(made: Chain, rows: int) -> float:
-    """Return the median time of a replay of the step's graph."""
-    made.step(rows)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        made.step(rows)
-    graph.replay()
-    times: list[float] = []
-    while len(times) < 5 or (sum(times) < MEASURE_SECONDS and len(times) < MOST_REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(times) * 1e6
-
-
 def compile_ahead(made: Chain, cases: list[tuple[int, Variant]], farm: Farm) -> None:
     """Compile what *cases* need, many kernels at a time."""
     with Recorder() as recorder:
@@ -227,7 +208,7 @@ def main() -> None:
                 if time.monotonic() - began > options.seconds:
                     break
                 made.configure(variant)
-                took = microseconds(made, rows)
+                took = seconds_a_launch([partial(made.step, rows)]) * 1e6
                 line += f" {variant.name} {took:.0f}"
                 results.append((shape, rows, variant.name, round(took, 1)))
             print(line, flush=True)

@@ -10,14 +10,14 @@ cuBLAS, alone. The last line is one JSON document.
 
 import argparse
 import json
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 import triton
+from gpu_kernels import Launch, seconds_a_launch
 from torch import Tensor
 from zlm.kernels import linear_gemv, linear_slices, linear_tile
 from zlm.kernels.linear_epilogue import ACTIVATIONS, Product
@@ -26,7 +26,6 @@ from zlm.worker.kernel_farm import Farm
 from zlm.worker.kernel_variants import Recorder, current_target
 
 COLD_BYTES, MOST_COPIES = 160 * 2**20, 120
-MEASURE_SECONDS = 0.01
 BEST = 5  # settings printed
 # Rows of weight (of gate alone), K, and what is fused, for the four products of a layer.
 SHAPES: dict[str, list[tuple[str, int, int, str]]] = {
@@ -69,7 +68,6 @@ TILES = (  # BN, BK, stages, warps
     (128, 128, 4, 8),
 )
 SLICES = (0,)  # the setting that stands for linear_slices, which has none
-Launch = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,27 +144,6 @@ def launches(made: Operands, setting: tuple[int, ...] | None) -> list[Launch]:
     return [partial(run, product) for product in products]
 
 
-def microseconds(launched: list[Launch]) -> float:
-    """Return the median time of a launch in a graph of all."""
-    for launch in launched[:2]:
-        launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launched:
-            launch()
-    graph.replay()
-    times: list[float] = []
-    while len(times) < 5 or (sum(times) < MEASURE_SECONDS and len(times) < 30):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(times) / len(launched) * 1e6
-
-
 def settings(rows: int, K: int, fused: str) -> list[tuple[int, ...]]:
     """Return what is tried at *rows* rows."""
     gate = "gate" in fused
@@ -207,8 +184,9 @@ def main() -> None:
                 if time.monotonic() - began > options.seconds:
                     continue
                 made = operands(N, K, fused, rows)
-                timed = {s: microseconds(launches(made, s)) for s in settings(rows, K, fused)}
-                library = microseconds(launches(made, None))
+                timed, library = {}, 1e6 * seconds_a_launch(launches(made, None))
+                for setting in settings(rows, K, fused):
+                    timed[setting] = 1e6 * seconds_a_launch(launches(made, setting))
                 best = sorted(timed.items(), key=lambda item: item[1])[:BEST]
                 text = "  ".join(f"{'/'.join(map(str, s[-4:]))} {took:.2f}" for s, took in best)
                 print(f"{shape} {name} {N}x{K} M={rows}: {text}  cuBLAS {library:.2f}", flush=True)

@@ -16,12 +16,12 @@ The last line is one JSON document.
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
+from gpu_kernels import seconds_a_launch
 from torch import Tensor
 from zlm.kernels import quantized_linear, quantized_vector
 from zlm.kernels.quantized_codes import Codes
@@ -41,7 +41,6 @@ SHAPES = {  # (rows of the weight, K, activation, residual)
 }
 COLD_BYTES = 256 * 2**20
 MOST_COPIES = 32
-REPLAYS = 15
 
 
 def matrix(kind: str, N: int, K: int) -> BlockMatrix:
@@ -78,26 +77,6 @@ def copies(weight: Codes) -> list[Codes]:
         )
         for i in range(count)
     ]  # fmt: skip
-
-
-def microseconds(launches: list[Callable[[], object]]) -> float:
-    """Return the median time of one of *launches*, all of which are in one graph."""
-    for launch in launches[:2]:
-        launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    times = []
-    for _ in range(REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(launches))
-    return statistics.median(times[2:])
 
 
 def ways(
@@ -189,7 +168,7 @@ def main() -> None:
                 }  # fmt: skip
                 line = f"{kind:5} {name:5} M={rows:<5}"
                 for way, launches in found.items():
-                    took = microseconds(launches)
+                    took = seconds_a_launch(launches) * 1e6
                     line += f"  {way} {took:.1f} ({size / took / 1e6:.2f})"
                     totals[rows, way] = totals.get((rows, way), 0.0) + took
                     results.append((kind, name, rows, way, round(took, 2)))

@@ -161,14 +161,11 @@ def main() -> None:
         report["mask"] = mask_cost(arguments.model, asked)
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--served-model-name", "smol", "--max-model-len", "1024"]
-        server = Server(Path(arguments.model), Path(folder) / "log", flags).wait_ready()
-        try:
+        with Server(Path(arguments.model), Path(folder) / "log", flags) as server:
             if "answers" in parts:
                 report["answers"] = worth(server, asked)
             if "beside" in parts:
                 report |= compared(server, arguments.rounds)
-        finally:
-            server.stop()
     for name, figures in report.items():
         rounded = {k: round(v, 2) if isinstance(v, float) else v for k, v in figures.items()}
         print(name, rounded)

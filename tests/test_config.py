@@ -125,6 +125,16 @@ def test_budgets_fit_each_other() -> None:
             {"parallel": ParallelOptions(tensor_parallel_size=0)},
             "--tensor-parallel-size must be between 1 and 64",
         ),
+        (
+            {"parallel": ParallelOptions(tensor_parallel_size=3, nnodes=2, master_addr="h")},
+            "--nnodes 2 does not divide the 3 workers",
+        ),
+        (
+            {"parallel": ParallelOptions(tensor_parallel_size=2, nnodes=2)},
+            "--nnodes 2 needs --master-addr",
+        ),
+        ({"parallel": ParallelOptions(node_rank=1)}, "--node-rank 1 needs --nnodes 2 or more"),
+        ({"parallel": ParallelOptions(headless=True)}, "--headless is for --node-rank 1 and up"),
         ({"server": ServerOptions(ssl_keyfile="k")}, "--ssl-keyfile needs --ssl-certfile"),
         (
             {"server": ServerOptions(ssl_certfile="c", ssl_cert_reqs="required")},

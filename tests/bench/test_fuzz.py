@@ -22,11 +22,8 @@ ERROR = b'{"error":{"message":"","type":"","param":null,"code":null}}'
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("fuzz")
-    running = Server(tiny_checkpoint(folder / "model", "llama"), folder / "log", FLAGS)
-    try:
-        yield f"http://127.0.0.1:{running.wait_ready().port}"
-    finally:
-        running.stop()
+    with Server(tiny_checkpoint(folder / "model", "llama"), folder / "log", FLAGS) as running:
+        yield f"http://127.0.0.1:{running.port}"
 
 
 def test_generated_requests_find_no_fault(url: str) -> None:

@@ -5,33 +5,19 @@ import os
 from pathlib import Path
 
 import pytest
+from config_files import LLAMA, write
 
 from zlm.cli.bench import main
 from zlm.cli.bench_profile import DecodeClock
 from zlm.loadtest import startup
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 300,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 256,
-    "torch_dtype": "float32",
-}
-
-
+CONFIG = LLAMA | {"max_position_embeddings": 256, "torch_dtype": "float32"}
 SMALL = ["--device", "cpu", "--dtype", "float32"]
 
 
 @pytest.fixture
 def shape(tmp_path: Path) -> Path:
-    (tmp_path / "shape").mkdir()
-    (tmp_path / "shape" / "config.json").write_text(json.dumps(CONFIG))
+    write(tmp_path / "shape", "config.json", CONFIG)
     return tmp_path / "shape"
 
 

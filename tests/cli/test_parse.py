@@ -24,6 +24,9 @@ BESIDE = {  # flag → those without which it means nothing
     "--ssl-ca-certs": ["--ssl-certfile", __file__],
     "--ssl-ciphers": ["--ssl-certfile", __file__],
     "--ssl-cert-reqs": ["--ssl-certfile", __file__, "--ssl-ca-certs", __file__],
+    "--nnodes": ["--master-addr", "gpu1", "-tp", "2"],
+    "--node-rank": ["--nnodes", "2", "--master-addr", "gpu1", "-tp", "2"],
+    "--headless": ["--nnodes", "2", "--node-rank", "1", "--master-addr", "gpu1", "-tp", "2"],
 }
 
 # Text of each flag that is no switch, and the value that it must become.
@@ -58,6 +61,12 @@ EXAMPLES: dict[str, tuple[list[str], Any]] = {
     "--tensor-parallel-size": (["1"], 1),
     "--pipeline-parallel-size": (["2"], 2),
     "--cpu-threads": (["2"], 2),
+    "--nnodes": (["2"], 2),
+    "--node-rank": (["1"], 1),
+    "--master-addr": (["10.0.0.1"], "10.0.0.1"),
+    "--master-port": (["30000"], 30000),
+    "--cluster-key": ([KEY_FILE], KEY_FILE),
+    "--distributed-executor-backend": (["ray"], "ray"),
     "--host": (["0.0.0.0"], "0.0.0.0"),
     "--port": (["8001"], 8001),
     "--uds": (["/run/zlm.sock"], "/run/zlm.sock"),
@@ -149,12 +158,13 @@ def test_spellings_are_unique_and_none_is_called_unsupported() -> None:
 
 @pytest.mark.parametrize("row", ARGUMENTS, ids=lambda row: row.flag)
 def test_every_flag_reaches_its_field(row: Argument, tmp_path: Path) -> None:
+    beside = BESIDE.get(row.flag, [])
     if row.is_switch:
         no = "--no-" + row.flag.removeprefix("--")
         for off in (no, *row.off, f"{row.flag}=false"):
-            assert row.value_in(config_of(off)) is False
+            assert row.value_in(config_of(off, *beside)) is False
         for on in (row.flag, f"{row.flag}=true", f"{no}=false"):
-            assert row.value_in(config_of(on)) is True
+            assert row.value_in(config_of(on, *beside)) is True
         return
     words, expected = EXAMPLES[row.flag]
     plain = Config(model=ModelOptions(model="M"))
@@ -162,7 +172,6 @@ def test_every_flag_reaches_its_field(row: Argument, tmp_path: Path) -> None:
     forms += [[name, *words] for name in row.spellings]
     forms += [["--" + row.flag[2:].replace("-", "_"), *words]]
     forms += [[f"{row.flag}={words[0]}"]] if len(words) == 1 else []
-    beside = BESIDE.get(row.flag, [])
     for form in forms:
         config = config_of(*form, *beside)
         assert row.value_in(config) == expected

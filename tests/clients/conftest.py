@@ -23,11 +23,8 @@ def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     log = tmp_path_factory.mktemp("clients") / "log"
     names = ["--served-model-name", MODEL, "--max-model-len", str(MAX_MODEL_LEN)]
     flags = [*names, "--cpu-threads", "1"]  # clients compute too: no thread waits for another
-    running = Server(smollm2_path, log, flags)
-    try:
-        yield running.wait_ready()
-    finally:
-        running.stop()
+    with Server(smollm2_path, log, flags) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

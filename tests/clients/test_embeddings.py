@@ -18,12 +18,8 @@ SAME = 1e-5
 @pytest.fixture(scope="module")
 def url(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("embedder") / "log"
-    running = Server(minilm_path, log, ["--served-model-name", MODEL])
-    try:
-        running.wait_ready()
+    with Server(minilm_path, log, ["--served-model-name", MODEL]) as running:
         yield f"http://127.0.0.1:{running.port}/v1"
-    finally:
-        running.stop()
 
 
 @pytest.fixture(scope="module")

@@ -28,11 +28,8 @@ def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     log = tmp_path_factory.mktemp("server") / "log"
     names = ["--served-model-name", MODEL, "smollm2"]
     limits = ["--max-model-len", str(MAX_MODEL_LEN), "--cpu-threads", "1"]
-    running = Server(smollm2_path, log, [*names, *limits])
-    try:
-        yield running.wait_ready()
-    finally:
-        running.stop()
+    with Server(smollm2_path, log, [*names, *limits]) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
@@ -40,11 +37,8 @@ def small_pool(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """A server whose KV cache holds some 190 tokens, less than its context length of 512."""
     log = tmp_path_factory.mktemp("small-pool") / "log"
     flags = ["--served-model-name", MODEL, "--max-model-len", "512", "--cpu-threads", "1"]
-    running = Server(smollm2_path, log, [*flags, "--num-gpu-blocks-override", "12"])
-    try:
-        yield running.wait_ready()
-    finally:
-        running.stop()
+    with Server(smollm2_path, log, [*flags, "--num-gpu-blocks-override", "12"]) as running:
+        yield running
 
 
 @pytest.fixture

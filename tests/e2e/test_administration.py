@@ -71,11 +71,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureServer]:
     words = ["--api-key-file", str(folder / "keys"), "--admin-api-key", "boss-key"]
     words += ["--api-server-count", "2", "--tokenizer-pool-size", "1", "--block-size", "16"]
     words += ["--max-num-seqs", "2", "--max-waiting-queue-length", "1"]
-    running = SecureServer(folder, words)
-    try:
-        yield running.wait_ready()
-    finally:
-        running.stop()
+    with SecureServer(folder, words) as running:
+        yield running
 
 
 def test_the_quota_of_a_key_is_exact_over_both_front_ends(server: SecureServer) -> None:

@@ -29,11 +29,8 @@ WINDOW = 256  # what sentence_bert_config.json says
 def embedder(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("embedder") / "log"
     flags = ["--served-model-name", "minilm", "--task", "embedding"]
-    running = Server(minilm_path, log, flags)
-    try:
-        yield running.wait_ready()
-    finally:
-        running.stop()
+    with Server(minilm_path, log, flags) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -22,12 +22,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("operation")
     model = tiny_checkpoint(folder / "model", "llama")
     flags = ["--served-model-name", MODEL, "--log-format", "json", "--api-server-count", "2"]
-    running = Server(model, folder / "log", [*flags, "--num-gpu-blocks-override", "64",
-        "--cpu-threads", "1"])  # fmt: skip
-    try:
-        yield running.wait_ready()
-    finally:
-        running.stop()
+    flags += ["--num-gpu-blocks-override", "64", "--cpu-threads", "1"]
+    with Server(model, folder / "log", flags) as running:
+        yield running
 
 
 def records(server: Server) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ The embedder is a tiny model of EmbeddingGemma's kind, asked for by its id from 
 
 import base64
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +40,17 @@ def embedder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         patch.setenv("HF_HUB_OFFLINE", "0")
         flags = ["--task", "embedding", "--host", "127.0.0.1"]
         running = Server(ID, place / "log", [*flags, "--download-dir", str(place / "models")])
-    try:
-        yield running.wait_ready()
-    finally:
-        running.stop()
-        hub.close()
+    with closing(hub), running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("classifier")
     model = tiny_embedder(place / "m", "bert-classifier", id2label=LABELS)
-    running = Server(model, place / "log", ["--task", "classify", "--served-model-name", "moods"])
-    try:
-        yield running.wait_ready()
-    finally:
-        running.stop()
+    flags = ["--task", "classify", "--served-model-name", "moods"]
+    with Server(model, place / "log", flags) as running:
+        yield running
 
 
 def post(server: Server, path: str, **body: Any) -> Any:

@@ -42,11 +42,8 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     tiny_checkpoint(folder / "model", "llama", vocab_size=size, tokenizer=False)
     write_tokenizer(folder / "model", tokenizer, chat_template=TEMPLATE)
     flags = ["--served-model-name", MODEL, "--cpu-threads", "1"]
-    running = Server(folder / "model", folder / "log", flags)
-    try:
-        yield running.wait_ready()
-    finally:
-        running.stop()
+    with Server(folder / "model", folder / "log", flags) as running:
+        yield running
 
 
 def ask(server: Server, **fields: Any) -> list[dict[str, Any]]:

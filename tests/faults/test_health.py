@@ -15,11 +15,8 @@ SLACK_SECONDS = 4.0  # two looks a second apart, on a machine that has other thi
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     flags = ["--served-model-name", "smol", "--health-timeout", str(HEALTH_SECONDS)]
-    running = Server(model, tmp_path_factory.mktemp("health") / "log", flags)
-    try:
-        yield running.wait_ready()
-    finally:
-        running.stop()
+    with Server(model, tmp_path_factory.mktemp("health") / "log", flags) as running:
+        yield running
 
 
 @pytest.mark.parametrize("role", ["engine", "worker", "tokenizer"])

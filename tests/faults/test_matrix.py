@@ -26,15 +26,12 @@ NUMBERS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(model, tmp_path_factory.mktemp("matrix") / "log", FLAGS)
-    try:
-        yield running.wait_ready()
+    with Server(model, tmp_path_factory.mktemp("matrix") / "log", FLAGS) as running:
+        yield running
         pids = running.pids()
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(30) == 0
         assert eventually_true(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10)
-    finally:
-        running.stop()
 
 
 def works(server: Server) -> bool:

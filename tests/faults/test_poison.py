@@ -21,11 +21,8 @@ FLAGS = ["--served-model-name", "smol", "--max-model-len", "512", "--hang-timeou
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     program = [sys.executable, str(Path(__file__).with_name("faulty_server.py"))]
     log = tmp_path_factory.mktemp("poison") / "log"
-    running = Server(model, log, FLAGS, program=program)
-    try:
-        yield running.wait_ready()
-    finally:
-        running.stop()
+    with Server(model, log, FLAGS, program=program) as running:
+        yield running
 
 
 def works(server: Server) -> bool:

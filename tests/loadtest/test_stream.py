@@ -58,9 +58,6 @@ class Wire(asyncio.Transport):
             self._connection.connection_lost(None)
 
 
-Reads = list[tuple[float, bytes]]
-
-
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Read each piece at its moment of a clock that the test sets; return record and connection."""

@@ -36,10 +36,11 @@ def test_two_workers(checkpoint: Checkpoint, ranks: int, stages: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (4, 1), (1, 2), (1, 3), (2, 2)])
 @pytest.mark.parametrize(
-    "family", ["llama", "gemma3", "qwen3", "qwen3_moe", "gpt_oss", "olmo2", "phi3", "smollm3"]
+    "family",
+    ["llama", "gemma3", "qwen3", "qwen3_moe", "gpt_oss", "olmo2", "phi3", "smollm3", "llama4"],
 )
 def test_families(checkpoint: Checkpoint, family: str, ranks: int, stages: int) -> None:
-    if (family == "gemma3" and stages == 3) or (family == "gpt_oss" and stages > 1):
+    if (family in ("gemma3", "llama4") and stages == 3) or (family == "gpt_oss" and stages > 1):
         pytest.skip("a stage would have layers of one kind alone, which is refused")
     path = checkpoint(family)
     assert shared(path, ranks, stages) == alone(path)

@@ -20,8 +20,5 @@ FLAGS = ["--device", "cpu", "-tp", "2", "--served-model-name", "smol", "--max-mo
     ],
 )
 def test_a_lost_rank(checkpoint: Callable[[str], Path], tmp_path: Path, number: int) -> None:
-    server = Server(checkpoint("llama"), tmp_path / "log", FLAGS)
-    try:
+    with Server(checkpoint("llama"), tmp_path / "log", FLAGS) as server:
         survives(server, number)
-    finally:
-        server.stop()

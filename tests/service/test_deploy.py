@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -89,6 +90,80 @@ def test_the_pod_serves_and_ends_as_zlm_does() -> None:
     assert pod["terminationGracePeriodSeconds"] > stop + drained
 
 
+# What is used of https://lws.sigs.k8s.io's LeaderWorkerSet; pods have Kubernetes' own schema.
+POD = {"type": "object", "required": ["spec"]}
+LEADER_WORKER_SET = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "leaderworkerset.x-k8s.io/v1"},
+        "kind": {"const": "LeaderWorkerSet"},
+        "spec": {
+            "type": "object",
+            "required": ["leaderWorkerTemplate"],
+            "additionalProperties": False,
+            "properties": {
+                "replicas": {"type": "integer", "minimum": 0},
+                "leaderWorkerTemplate": {
+                    "type": "object",
+                    "required": ["workerTemplate"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "size": {"type": "integer", "minimum": 1},
+                        "restartPolicy": {
+                            "enum": ["RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]
+                        },
+                        "leaderTemplate": POD,
+                        "workerTemplate": POD,
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def lws() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the LeaderWorkerSet and the Service before it."""
+    text = (DEPLOY / "leaderworkerset" / "zlm.yaml").read_text()
+    nodes, service = yaml.safe_load_all(text)
+    return nodes, service
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_the_leader_worker_set_fits_the_schemas(version: str) -> None:
+    nodes, service = lws()
+    jsonschema.validate(nodes, LEADER_WORKER_SET)
+    kubernetes_validate.validate(service, version, strict=True)
+    group = nodes["spec"]["leaderWorkerTemplate"]
+    for name in ("leaderTemplate", "workerTemplate"):
+        pod = {"apiVersion": "v1", "kind": "Pod", **group[name], "metadata": {"name": "zlm"}}
+        kubernetes_validate.validate(pod, version, strict=True)
+    assert (
+        service["spec"]["selector"]["leaderworkerset.sigs.k8s.io/name"]
+        == (nodes["metadata"]["name"])
+    )
+
+
+@pytest.mark.parametrize(("name", "index"), [("leaderTemplate", 0), ("workerTemplate", 1)])
+def test_the_leader_worker_set_runs_one_engine(name: str, index: int) -> None:
+    group = lws()[0]["spec"]["leaderWorkerTemplate"]
+    pod = group[name]["spec"]
+    (container,) = pod["containers"]
+    values = {"GROUP_SIZE": group["size"], "WORKER_INDEX": index, "LEADER_ADDRESS": "zlm-0.zlm"}
+    args = [
+        re.sub(r"\$\(LWS_(\w+)\)", lambda found: str(values[found[1]]), word)
+        for word in container["args"]
+    ]
+    parallel = parse(args)[0].parallel
+    assert (parallel.nnodes, parallel.node_rank) == (group["size"], index)
+    assert parallel.workers_per_node == container["resources"]["limits"]["nvidia.com/gpu"]
+    drained = 30 + ABORT_SECONDS + STOP_SECONDS
+    stop = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] > stop + (0 if index else drained)
+    assert not index or stop >= drained, "a node that leaves takes the others' requests along"
+
+
 def entrypoint() -> list[str]:
     found = re.search(r"^ENTRYPOINT (\[.*\])$", (DEPLOY / "Containerfile").read_text(), re.M)
     assert found
@@ -156,7 +231,8 @@ def test_scripts_are_well_written(path: Path) -> None:
 FAKE_ZLM = f"""#!{sys.executable}
 import http.server, json, os, signal, sys
 words = sys.argv[1:]
-seen = {{"words": words, "HF_HOME": os.environ["HF_HOME"], "key": os.environ["ZLM_API_KEY"]}}
+seen = {{"words": words, "HF_HOME": os.environ["HF_HOME"], "key": os.environ["ZLM_API_KEY"],
+    "cluster": os.environ.get("ZLM_CLUSTER_KEY")}}
 with open("seen.json", "w") as out:
     json.dump(seen, out)
 if "broken" in words:
@@ -175,17 +251,28 @@ def leave(*_):
     os._exit(0)
 
 signal.signal(signal.SIGTERM, leave)
+if "--node-rank" in words:
+    signal.pause()
 port = int(words[words.index("--port") + 1])
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
-def start_job(folder: Path, *words: str) -> subprocess.Popen[str]:
+FAKE_SCONTROL = "#!/bin/sh\nprintf 'gpu1\\ngpu2\\n'\n"
+FAKE_SRUN = """#!/bin/bash
+for word in "$@"; do [ "$word" = bash ] && break; echo "$word" >>srun.txt; shift; done
+mkdir -p rest && cd rest && SLURM_PROCID=0 exec "$@"
+"""
+
+
+def start_job(folder: Path, *words: str, nodes: int = 1) -> subprocess.Popen[str]:
     """Run the batch script as Slurm would, with a zlm that only looks like one."""
     binaries = folder / "env" / "bin"
     binaries.mkdir(parents=True)
-    (binaries / "zlm").write_text(FAKE_ZLM)
-    (binaries / "zlm").chmod(0o755)
+    fakes = {"zlm": FAKE_ZLM, "scontrol": FAKE_SCONTROL, "srun": FAKE_SRUN}
+    for name, program in fakes.items():
+        (binaries / name).write_text(program)
+        (binaries / name).chmod(0o755)
     environment = {
         "PATH": os.environ["PATH"],
         "USER": "someone",
@@ -193,6 +280,8 @@ def start_job(folder: Path, *words: str) -> subprocess.Popen[str]:
         "ZLM_ENV": str(folder / "env"),
         "SLURM_JOB_ID": str(1_000_000 + os.getpid()),
         "SLURM_SUBMIT_HOST": "login1",
+        "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_JOB_NODELIST": "gpu[1-2]",
     }
     return subprocess.Popen(
         ["bash", str(DEPLOY / "slurm" / "zlm.sbatch"), *words],
@@ -229,6 +318,30 @@ def test_slurm_job_serves_and_leaves(tmp_path: Path) -> None:
         assert job.stdout.read() == "drained\n"
         assert job.wait(10) == 0
         assert not list(tmp_path.glob("zlm-*"))
+    finally:
+        job.kill()
+        job.wait()
+
+
+def test_slurm_job_on_two_nodes(tmp_path: Path) -> None:
+    job = start_job(tmp_path, "some/model", "-tp", "2", nodes=2)
+    assert job.stdout is not None
+    try:
+        assert "address and key are in" in job.stdout.readline()
+        head, node = (
+            json.loads((tmp_path / folder / "seen.json").read_text()) for folder in (".", "rest")
+        )
+        parts = [parse(seen["words"][1:])[0].parallel for seen in (head, node)]
+        assert [part.node_rank for part in parts] == [0, 1]
+        assert parts[0].nnodes == 2 and len(parts[0].master_addr or "") > 6
+        assert (parts[0].master_addr, parts[0].master_port) == (
+            parts[1].master_addr, parts[1].master_port
+        )  # fmt: skip
+        assert head["cluster"] == node["cluster"] and len(head["cluster"]) == 48
+        assert "--nodelist=gpu2" in (tmp_path / "srun.txt").read_text()
+        job.send_signal(signal.SIGTERM)
+        assert "drained" in job.stdout.read()
+        assert job.wait(10) == 0
     finally:
         job.kill()
         job.wait()

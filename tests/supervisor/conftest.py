@@ -23,3 +23,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield start
     for server in servers:
         server.close()
+
+
+@pytest.fixture
+def serve(start: Start) -> Start:
+    """Start a server and wait until it serves, which is the last line read."""
+
+    def serve(**keywords: Any) -> Server:
+        server = start(**keywords)
+        server.until("serving tiny-model on")
+        return server
+
+    return serve

@@ -34,15 +34,6 @@ def _trust_remote_code(value: str) -> str:
     return "a model's own code is never run; a model that needs it is refused"
 
 
-def _only(what: str, *possible: str) -> Callable[[str], str]:
-    def take(value: str) -> str:
-        if value not in possible:
-            raise ValueError(f"must be {' or '.join(possible)}: {what} comes with a later version")
-        return "the server generates text"
-
-    return take
-
-
 def _tools_when_none(value: str) -> str:
     if not values.switch(value):
         raise ValueError("cannot be off: with tool_choice none, tools are left out of the prompt")

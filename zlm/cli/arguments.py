@@ -12,6 +12,7 @@ from zlm.cli import values
 from zlm.cli.argument import Argument
 from zlm.cli.arguments_access import ACCESS, SECRET
 from zlm.cli.arguments_logs import LOGS
+from zlm.cli.arguments_nodes import NODES
 from zlm.cli.arguments_requests import REQUESTS
 from zlm.config import (
     CONVERSIONS,
@@ -373,6 +374,7 @@ GROUPS: dict[str, tuple[Argument, ...]] = {
     "KV cache": CACHE,
     "Scheduler": SCHEDULER,
     "Compute": COMPUTE,
+    "Several machines": NODES,
     "Server": SERVER,
     "Keys and TLS": ACCESS,
     "Requests": REQUESTS,

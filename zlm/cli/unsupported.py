@@ -22,7 +22,6 @@ LATER = {
         "speculative-disable-mqa-scorer typical-acceptance-sampler-posterior-alpha "
         "typical-acceptance-sampler-posterior-threshold disable-logprobs-during-spec-decoding"
     ),
-    "embedding models come with a later version": "pooler-config override-pooler-config",
 }
 
 INSTEAD = {
@@ -43,11 +42,10 @@ INSTEAD = {
     "steps always run ahead: --run-ahead-steps": (
         "async-scheduling num-scheduler-steps multi-step-stream-outputs"
     ),
-    "zlm runs one engine on one machine": (
+    "zlm runs one engine, on one machine or several (--nnodes): run one server a replica": (
         "data-parallel-size data-parallel-rank data-parallel-start-rank data-parallel-size-local "
         "data-parallel-address data-parallel-rpc-port data-parallel-backend "
-        "data-parallel-hybrid-lb data-parallel-external-lb headless master-addr master-port nnodes "
-        "node-rank distributed-executor-backend worker-use-ray engine-use-ray "
+        "data-parallel-hybrid-lb data-parallel-external-lb worker-use-ray engine-use-ray "
         "ray-workers-use-nsight max-parallel-loading-workers enable-expert-parallel "
         "all2all-backend enable-eplb eplb-config expert-placement-strategy num-redundant-experts "
         "eplb-window-size eplb-step-interval eplb-log-balancedness enable-dbo ubatch-size "
@@ -125,6 +123,7 @@ INSTEAD = {
     "answers have the role assistant": "response-role",
     "a request asks for token ids with return_token_ids": "return-tokens-as-token-ids",
     "zlm's server is not made of ASGI parts": "middleware disable-fastapi-docs grpc",
+    "what is pooled is read from the checkpoint": "pooler-config override-pooler-config",
     "see the routes /tokenize and /detokenize": "enable-tokenizer-info-endpoint tokens-only",
     "zlm has no such options": (
         "additional-config disable-async-output-proc enable-return-routed-experts "
@@ -140,6 +139,6 @@ UNSUPPORTED: dict[str, str] = {
 } | {
     "-O": "nothing is compiled by tracing",
     "-cc": "nothing is compiled by tracing",
-    "-dp": "zlm runs one engine on one machine",
-    "-ep": "zlm runs one engine on one machine",
+    "-dp": "zlm runs one engine: run one server a replica",
+    "-ep": "zlm runs one engine: run one server a replica",
 }

@@ -15,12 +15,13 @@ import time
 from typing import Any
 
 import msgspec
+import zmq
 
 from zlm.engine.activity import Activity
 from zlm.engine.core import EngineCore, Outputs, fewest_blocks
 from zlm.engine.stats import clear_gauges
 from zlm.engine.tokenizers import Tokenizers
-from zlm.ipc.sockets import Inbox
+from zlm.ipc.sockets import Inbox, Outbox
 from zlm.messages import (
     WAITING,
     Abort,
@@ -37,7 +38,7 @@ from zlm.messages import (
     TokenBytes,
     WorkerReady,
 )
-from zlm.process import garbage
+from zlm.process import cluster, garbage
 from zlm.process.child import Child, run
 from zlm.process.counts import CountPage, path_of
 
@@ -56,21 +57,29 @@ class EngineProcess:
         self._inbox = inbox
         self._resolved = resolved
         self._probe = launch.probe
-        self._workers = [
-            child.outbox("worker", rank, child.incarnation)  # they live and die with this one
-            for rank in range(config.parallel.num_workers)
-        ]
+        self._num_workers = config.parallel.num_workers
+        self._workers: list[Outbox] = []  # once they have reported
         self._tokenizers = Tokenizers(child, launch)
 
     def serve(self, early: list[WorkerReady]) -> None:
         """Wait for the workers (*early* are those that have reported), then work until Stop."""
         page = CountPage(path_of(self._child.runtime, "engine", self._child.index))
         clear_gauges(page)
-        if len(early) < len(self._workers):
+        parallel = self._resolved.config.parallel
+        self._keys = None
+        if parallel.nnodes > 1:
+            self._keys = cluster.read_keys(self._child.runtime, self._child.incarnation)
+            at = cluster.engine_at(cluster.head_address(parallel), parallel)
+            try:
+                self._inbox.listen(at, self._keys)
+            except zmq.ZMQError as error:
+                raise cluster.cannot_listen(at, error) from error
+        if len(early) < self._num_workers:
             self._child.say_progress(f"{WAITING}the worker")
         ready = self._wait_for_workers(early)
         if not ready:
             return
+        self._workers = [self._way_to(report) for report in ready]
         verify = logger.isEnabledFor(logging.DEBUG)
         core = EngineCore(
             self._resolved,
@@ -99,7 +108,7 @@ class EngineProcess:
 
     def _wait_for_workers(self, ready: list[WorkerReady]) -> list[WorkerReady]:
         """Return the report of every worker, by rank; none if told to stop."""
-        while len(ready) < len(self._workers):
+        while len(ready) < self._num_workers:
             for message in self._inbox.receive():
                 match message:
                     case WorkerReady():
@@ -111,6 +120,12 @@ class EngineProcess:
                     case _:
                         raise RuntimeError(f"{type(message).__name__} before EngineReady")
         return sorted(ready, key=lambda message: message.rank)
+
+    def _way_to(self, worker: WorkerReady) -> Outbox:
+        """Return an outbox to a worker, which lives and dies with this process."""
+        if worker.address:
+            return Outbox(self._child.context, worker.address, keys=self._keys)
+        return self._child.outbox("worker", worker.rank, self._child.incarnation)
 
     def _loop(self, core: EngineCore, page: CountPage) -> None:
         statistics = core.scheduler.statistics

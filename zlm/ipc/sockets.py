@@ -1,8 +1,9 @@
 """Typed ZeroMQ sockets: every process has one inbox (PULL) and an outbox (PUSH) per peer.
 
-An inbox is an ``ipc://`` socket in the private runtime directory, named after the process. Order is
-kept between one sender and one inbox. Queues are unbounded: admission limits, not sockets, bound
-what is in flight. Knows nothing of what the messages mean.
+An inbox is an ``ipc://`` socket in the private runtime directory, named after the process. Between
+machines it listens on TCP as well, or instead, with keys that both ends must have (``curve``).
+Order is kept between one sender and one inbox. Queues are unbounded: admission limits, not sockets,
+bound what is in flight. Knows nothing of what the messages mean.
 
 A frame that does not decode can only come from a fault of ours (nobody else may enter the runtime
 directory), and with it an answer that somebody waits for may be lost. So it is never dropped: the
@@ -19,6 +20,7 @@ import msgspec
 import zmq
 
 from zlm.errors import Internal
+from zlm.ipc.curve import Keys
 
 RECONNECT_MS = 10  # first pause before an outbox tries again to reach an inbox not yet bound
 RECONNECT_MOST_MS = 100
@@ -44,14 +46,23 @@ class Outbox:
     long closing the context waits for what is still queued.
     """
 
-    def __init__(self, context: zmq.Context, to: str, *, linger_ms: int = 0) -> None:
+    def __init__(
+        self, context: zmq.Context, to: str, *, linger_ms: int = 0, keys: Keys | None = None
+    ) -> None:
+        """Connect to the address *to*, which over TCP wants *keys*."""
         self._socket = context.socket(zmq.PUSH)
+        if keys is not None:
+            keys.connects(self._socket)
+        self._prepare()
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.LINGER, linger_ms)
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MOST_MS)
         self._socket.connect(to)
         self._encoder = msgspec.msgpack.Encoder()
+
+    def _prepare(self) -> None:
+        """Make the socket ready to connect."""
 
     def send(self, message: msgspec.Struct) -> None:
         """Queue *message* for the peer."""
@@ -71,6 +82,10 @@ class Inbox:
         self._socket = _bound(context, at)
         self._decoder = msgspec.msgpack.Decoder(accepts)
         self._error: MessageError | None = None  # raised once what came before it is delivered
+
+    def listen(self, at: str, keys: Keys) -> str:
+        """Take messages at the TCP address *at*, too; return it, with the port if that is ``*``."""
+        return _listen(self._socket, at, keys)
 
     @property
     def descriptor(self) -> int:
@@ -127,14 +142,16 @@ class AsyncInbox:
         handler: Callable[[Any], None],
         *,
         on_error: Callable[[Exception], None] | None = None,
+        keys: Keys | None = None,
     ) -> None:
         """Bind *at* and call *handler* with each message on the running event loop.
 
+        At a TCP address who sends must have *keys*; its port may be ``*``, see ``address``.
         *on_error* gets what *handler* raises, and a MessageError for a frame that does not decode;
         without it they go to the loop's exception handler. The messages after it follow.
         """
-        self._at = at
-        self._socket = _bound(context, at)
+        self._socket = _bound(context, at, keys)
+        self.address = self._at = str(self._socket.get_string(zmq.LAST_ENDPOINT))
         self._decoder = msgspec.msgpack.Decoder(accepts)
         self._handler = handler
         self._loop = asyncio.get_running_loop()
@@ -183,12 +200,21 @@ def _has_more(socket: zmq.Socket) -> bool:
     return bool(events & zmq.POLLIN)
 
 
-def _bound(context: zmq.Context, at: str) -> zmq.Socket:
+def _bound(context: zmq.Context, at: str, keys: Keys | None = None) -> zmq.Socket:
     socket = context.socket(zmq.PULL)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.bind(at)
+    if keys is not None:
+        _listen(socket, at, keys)
+    else:
+        socket.bind(at)
     return socket
+
+
+def _listen(socket: zmq.Socket, at: str, keys: Keys) -> str:
+    keys.listens(socket)  # for what is bound from here on
+    socket.bind(at)
+    return str(socket.get_string(zmq.LAST_ENDPOINT))
 
 
 def _message_error(at: str, frame: bytes, error: Exception) -> MessageError:

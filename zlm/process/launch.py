@@ -8,8 +8,8 @@ does, and an ``LLM`` may be made in a thread that ends long before it. So each g
 thread of its own that lives until its last child is gone. That thread also blocks the signals that
 children must not be killed by while they start; a new process inherits the mask.
 
-A child's environment is the parent's less what is the parent's alone: systemd's sockets and the API
-key. Settings of compute threads are the worker's business; the others, which compute nothing, keep
+A child's environment is the parent's less what is the parent's alone: systemd's sockets and the
+keys. Settings of compute threads are the worker's business; the others, which compute nothing, keep
 numpy from starting a thread a core.
 """
 
@@ -44,6 +44,7 @@ PARENTS_OWN = {
     "RUNTIME_DIRECTORY",
     "ZLM_API_KEY",
     "ZLM_ADMIN_API_KEY",
+    "ZLM_CLUSTER_KEY",
 }
 
 
@@ -100,13 +101,23 @@ class ProcessGroup:
         heartbeat.create(runtime, MAX_PROCESSES)
 
     @property
-    def alive(self) -> list[tuple[str, int]]:
+    def children(self) -> list[tuple[str, int]]:
         """Role and index of each child whose death ``poll`` has not reported."""
         return list(self._children)
 
+    @property
+    def alive(self) -> list[tuple[str, int]]:
+        """Role and index of each process that lives, as far as is known."""
+        return self.children
+
     def pid(self, role: str, index: int = 0) -> int:
-        """Return the process id of a living child."""
-        return self._children[role, index].pid
+        """Return the process id of a child; 0 if it does not live."""
+        child = self._children.get((role, index))
+        return child.pid if child is not None else 0
+
+    def place(self, role: str, index: int) -> str:
+        """Return on which other machine a process is, to be put after its name."""
+        return ""
 
     def spawn(
         self,

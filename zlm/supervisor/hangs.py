@@ -15,9 +15,8 @@ import time
 from zlm.config import ServerOptions
 from zlm.process.heartbeat import Beat, HeartbeatReader
 from zlm.process.watch import Silence, Stall, Watch
-from zlm.supervisor.keeper import Keeper
 from zlm.supervisor.notify import Notifier
-from zlm.supervisor.tree import Tree
+from zlm.supervisor.tree import Tree, Watcher
 from zlm.supervisor.units import Name, State
 
 LOOK_SECONDS = 1.0
@@ -31,7 +30,7 @@ class HangWatch:
     """The supervisor's onlooker. ``run`` it as a task."""
 
     def __init__(
-        self, tree: Tree, keeper: Keeper, notifier: Notifier, options: ServerOptions
+        self, tree: Tree, keeper: Watcher, notifier: Notifier, options: ServerOptions
     ) -> None:
         self._tree = tree
         self._keeper = keeper
@@ -59,7 +58,7 @@ class HangWatch:
         """Return all records, with one that never changes for a process that has none yet."""
         beats = self._reader.beats()
         group = self._tree.group
-        new = set(group.alive) - {(beat.role, beat.index) for beat in beats}
+        new = set(group.children) - {(beat.role, beat.index) for beat in beats}
         silent = [Beat(role, index, group.pid(role, index), 0, 0, False) for role, index in new]
         return beats + silent
 
@@ -99,11 +98,14 @@ class HangWatch:
         """Have every process write its stacks; the one that is stuck, which may have to be
         continued for it, last.
         """
-        beats = self._reader.beats()  # who has a record knows the signal
+        beats = self._reader.beats()  # who has a record knows the signal; a successor may not yet
+        group = self._tree.group
         for beat in sorted(beats, key=lambda beat: (beat.role, beat.index) == stuck):
+            if group.pid(beat.role, beat.index) != beat.pid:
+                continue
             logger.error("stacks of %s %d (process %d):", beat.role, beat.index, beat.pid)
-            self._tree.group.signal(beat.role, beat.index, signal.SIGUSR1)
-            self._tree.group.signal(beat.role, beat.index, signal.SIGCONT)
+            group.signal(beat.role, beat.index, signal.SIGUSR1)
+            group.signal(beat.role, beat.index, signal.SIGCONT)
             await asyncio.sleep(STACKS_SECONDS)
         logger.error("stacks of the supervisor:")
         faulthandler.dump_traceback()

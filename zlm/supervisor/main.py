@@ -10,12 +10,10 @@ do between Launch and Ready.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,8 +24,8 @@ import msgspec
 import zmq
 
 from zlm.config import Config, Resolved
-from zlm.errors import ConfigError, ZlmError
-from zlm.process import notes
+from zlm.errors import ConfigError
+from zlm.process import cluster, notes
 from zlm.process.launch import ProcessGroup, module_command
 from zlm.process.linux import memory_bytes
 from zlm.process.logs import escape
@@ -37,15 +35,17 @@ from zlm.supervisor.drain import ABORT_SECONDS, STOP_SECONDS, drain
 from zlm.supervisor.hangs import HangWatch
 from zlm.supervisor.keeper import Keeper
 from zlm.supervisor.listen import Listener, open_listener
+from zlm.supervisor.node import Node
+from zlm.supervisor.nodes import SpreadGroup
 from zlm.supervisor.notify import Notifier
 from zlm.supervisor.process_counts import with_process_counts
+from zlm.supervisor.ray_cluster import placed
 from zlm.supervisor.resolve import resolve_config
+from zlm.supervisor.resolving import Report, Resolving
 from zlm.supervisor.startup_table import StartupTable
 from zlm.supervisor.tree import END_SIGNALS, Tree
 
 logger = logging.getLogger(__name__)
-
-Report = Callable[[str], None]  # takes a line on how far the start is
 
 
 def serve(
@@ -61,12 +61,19 @@ def serve(
     for number in END_SIGNALS:  # until the event loop takes them over
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _leave)
-    supervisor = Supervisor(config, command, resolver)
-    fault = supervisor.run()
+    supervisor: Supervisor | Node | None = None
+    try:
+        with placed(config) as config:
+            supervisor = Supervisor(config, command, resolver)
+            if config.parallel.node_rank:
+                supervisor = Node(config, command)
+            fault = supervisor.run()
+    except ConfigError as error:
+        fault = error.message
     if fault is not None:
         print(f"zlm: {escape(fault)}", file=sys.stderr, flush=True)
     status = 0 if fault is None else 1
-    if supervisor.is_resolving:
+    if supervisor is not None and supervisor.is_resolving:
         # A download has threads of its own that an exit by the book would wait for.
         logging.shutdown()
         os._exit(status)
@@ -75,7 +82,7 @@ def serve(
 
 def _settled(config: Config) -> Config:
     """Return *config* with what must be known before anything is spawned: device and counts."""
-    device = find_device(config.parallel.device, config.parallel.num_workers)
+    device = find_device(config.parallel.device, config.parallel.workers_per_node)
     parallel = msgspec.structs.replace(config.parallel, device=device)
     config = msgspec.structs.replace(config, parallel=parallel)
     return with_process_counts(config, device, len(os.sched_getaffinity(0)))
@@ -99,19 +106,23 @@ class Supervisor:
         self._resolver = resolver
         self._notifier = Notifier()
         self._started = time.monotonic()
-        self._resolved: Resolved | None = None
-        self._resolved_at = 0.0
-        self._thread: threading.Thread | None = None
+        self._resolving: Resolving[Resolved] | None = None
+        self._key = b""  # of the nodes, and what they must have alike, if there are several
+        self._facts: dict[str, str] = {}
 
     @property
     def is_resolving(self) -> bool:
         """Whether the thread that looks for the model is still at work."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._resolving is not None and self._resolving.is_running
 
     def run(self) -> str | None:
         """Serve until the end; return the fault that was its reason, if one was."""
         try:
             self._config = _settled(self._config)
+            parallel = self._config.parallel
+            if parallel.nnodes > 1:
+                self._key = cluster.read_secret(parallel)
+                self._facts = cluster.facts(parallel)
             with RuntimeDirectory() as runtime:
                 listener = open_listener(self._config.server)
                 try:
@@ -125,15 +136,17 @@ class Supervisor:
 
     async def _live(self, listener: Listener, runtime: Path) -> str | None:
         context = zmq.Context()
-        group = ProcessGroup(runtime, context, command=self._command)
+        group = self._group(runtime, context)
         tree = Tree(group, context, self._notifier.status)
         server = self._config.server
         workers = self._config.parallel.num_workers
-        keeper = tree.keeper = Keeper(tree, server, listener, workers)
+        keeper = tree.keeper = tree.server = Keeper(tree, server, listener, workers)
         hangs = HangWatch(tree, keeper, self._notifier, server)
         watching = asyncio.create_task(hangs.run())
         watching.add_done_callback(tree.note_end)
         try:
+            if isinstance(group, SpreadGroup):
+                group.open(tree)
             keeper.spawn_all()
             await self._bring_up(tree, keeper, listener)
             await self._serve(tree, keeper, listener)
@@ -161,12 +174,13 @@ class Supervisor:
         table = tree.startup = StartupTable(self._started)
         own = os.getpid()
         table.phase("supervisor", "reading the model", time.monotonic(), memory_bytes(own))
-        self._resolve(tree)
-        await tree.until(lambda: tree.is_ending or self._resolved is not None)
-        if self._resolved is None or tree.is_ending:
+        resolving = self._resolving = Resolving(tree, self._read_model)
+        await tree.until(lambda: tree.is_ending or resolving.found is not None)
+        resolved = resolving.found
+        if resolved is None or tree.is_ending:
             return
-        table.ready("supervisor", self._resolved_at, memory_bytes(own))
-        keeper.launch(self._resolved)
+        table.ready("supervisor", resolving.found_at, memory_bytes(own))
+        keeper.launch(resolved)
         await tree.until(lambda: tree.is_ending or keeper.is_serving)
         if tree.is_ending:
             return
@@ -175,7 +189,7 @@ class Supervisor:
         for line in table.lines(now):
             logger.info("%s", line)
         notes.write(tree.group.runtime, notes.START, table.facts(now))
-        logger.info("serving %s on %s", ", ".join(self._resolved.served_names), listener.url)
+        logger.info("serving %s on %s", ", ".join(resolved.served_names), listener.url)
         if listener.is_public and not self._config.server.asks_for_keys:
             logger.warning("anyone who reaches this machine may use the server: no --api-key")
         self._notifier.ready(f"serving {name} on {listener.url}")
@@ -191,33 +205,24 @@ class Supervisor:
                 await tree.until(lambda: tree.is_ending or keeper.is_serving)
                 self._notifier.status(f"serving {name} on {listener.url}")
 
-    def _resolve(self, tree: Tree) -> None:
-        """Find the model in a thread, so that signals and deaths are served meanwhile."""
-        loop = asyncio.get_running_loop()
+    def _read_model(self, report: Report) -> Resolved:
+        resolved = self._resolver(self._config, report)
+        if self._config.parallel.nnodes > 1:
+            from zlm.weights.fingerprint import fingerprint  # reads checkpoints
 
-        def report(text: str) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens now
-                loop.call_soon_threadsafe(tree.note_progress, text)
+            self._facts[cluster.CHECKPOINT] = fingerprint(resolved.model_path, self._config.model)
+        return resolved
 
-        def work() -> None:
-            outcome: Resolved | Exception
-            try:
-                outcome = self._resolver(self._config, report)
-            except Exception as error:
-                outcome = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants it now
-                loop.call_soon_threadsafe(self._take_resolved, tree, outcome)
-
-        self._thread = threading.Thread(target=work, name="resolve", daemon=True)
-        self._thread.start()
-
-    def _take_resolved(self, tree: Tree, outcome: Resolved | Exception) -> None:
-        if isinstance(outcome, Resolved):
-            self._resolved = outcome
-            self._resolved_at = time.monotonic()
-            tree.wake()
-        elif isinstance(outcome, ZlmError):
-            tree.fail(outcome.message)
-        else:
-            logger.error("reading the model failed", exc_info=outcome)
-            tree.fail(f"reading the model failed: {type(outcome).__name__}: {outcome}")
+    def _group(self, runtime: Path, context: zmq.Context) -> ProcessGroup:
+        config = self._config
+        if config.parallel.nnodes == 1:
+            return ProcessGroup(runtime, context, command=self._command)
+        return SpreadGroup(
+            runtime,
+            context,
+            config.parallel,
+            self._key,
+            self._facts,
+            silence_seconds=config.server.health_timeout_seconds,
+            command=self._command,
+        )

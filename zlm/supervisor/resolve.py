@@ -28,7 +28,7 @@ def resolve_config(config: Config, report: Callable[[str], None] | None = None) 
     from zlm.weights.resolve import resolve_model, resolve_tokenizer
 
     parallel = config.parallel
-    device = find_device(parallel.device, parallel.num_workers)
+    device = find_device(parallel.device, parallel.workers_per_node)
     for line in idle_flags(config, device):
         logger.info("%s", line)
     options = config.model

@@ -27,6 +27,7 @@ from zlm.messages import (
     Administered,
     Drained,
     Fatal,
+    Lost,
     Probed,
     Progress,
     Ready,
@@ -36,7 +37,7 @@ from zlm.messages import (
 from zlm.process.launch import Death, ProcessGroup
 from zlm.process.linux import memory_bytes, oom_kills
 from zlm.supervisor.startup_table import StartupTable
-from zlm.supervisor.units import Name
+from zlm.supervisor.units import Name, Unit
 
 REASON_SECONDS = 0.5  # how long a death with an exit status waits for the child's Fatal
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -45,7 +46,12 @@ logger = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
-    """Who is told of processes that come and go: the ``Keeper``."""
+    """Who is told of processes that come and go: the ``Keeper``, or the ``Node`` of a machine."""
+
+    units: list[Unit]
+
+    def news(self) -> dict[Name, int]:
+        """Return how much news those have given that a start waits for."""
 
     def incarnation(self, role: str, index: int) -> int:
         """Return which incarnation of a process is the present one."""
@@ -53,14 +59,18 @@ class Watcher(Protocol):
     def take_ready(self, message: Ready) -> None:
         """Take in that a process can work."""
 
-    def take_probed(self, message: Probed) -> None:
-        """Take in that a token has come round, or why not."""
-
     def tell_progress(self, role: str, index: int, text: str) -> None:
         """Take in how far the loading is."""
 
     def lost(self, name: Name, incarnation: int, reason: str) -> bool:
         """Take in that a process is dead or about to die; return whether that is news."""
+
+
+class Server(Protocol):
+    """Who is told what only a whole server has: the ``Keeper``."""
+
+    def take_probed(self, message: Probed) -> None:
+        """Take in that a token has come round, or why not."""
 
     def sleep(self) -> None:
         """Give up the model's memory."""
@@ -78,6 +88,7 @@ class Tree:
         """Watch *group*; call within a running event loop. *on_progress* gets a line of text."""
         self.group = group
         self.keeper: Watcher | None = None  # set before anything is spawned
+        self.server: Server | None = None  # as is this, if all of a server is here
         self.has_served = False  # a token has come round, at some time
         self.startup: StartupTable | None = None  # is told of phases, while there is one
         self.ready: dict[Name, float] = {}  # time.monotonic() of each child's Ready
@@ -91,7 +102,7 @@ class Tree:
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         at = address(group.runtime, "supervisor")
-        self._inbox = AsyncInbox(context, at, ToSupervisor, self._take, on_error=self._misread)
+        self._inbox = AsyncInbox(context, at, ToSupervisor, self.take, on_error=self._misread)
         self._loop.add_signal_handler(signal.SIGCHLD, self._bury)
         for number in END_SIGNALS:
             # nohup has SIGHUP ignored; that is to stay so.
@@ -159,7 +170,8 @@ class Tree:
             self._loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
 
-    def _take(self, message: Any) -> None:
+    def take(self, message: Any) -> None:
+        """Take in a message of one of the processes."""
         keeper = self.keeper
         assert keeper is not None, "a message of a process that nobody keeps"
         match message:
@@ -167,9 +179,9 @@ class Tree:
                 self._relay(message)
             case Drained(index):
                 self.drained.add(index)
-            case Probed(index, incarnation=sender):
-                if keeper.incarnation("frontend", index) == sender:
-                    keeper.take_probed(message)
+            case Probed(index, incarnation=sender) if self._is_present("frontend", index, sender):
+                assert self.server is not None
+                self.server.take_probed(message)
             case Ready(role, index, incarnation=sender) if self._is_present(role, index, sender):
                 self.ready[role, index] = time.monotonic()
                 self._note_phase(role, index, None)
@@ -186,6 +198,8 @@ class Tree:
             case Fatal(role, index, text, sender):
                 how = "died" if (role, index) in self.ready else "could not start"
                 keeper.lost((role, index), sender, f"{how}: {text}")
+            case Lost(role, index, reason, sender):
+                keeper.lost((role, index), sender, reason)
         self._news.set()
 
     def _relay(self, message: Administer | Administered) -> None:
@@ -193,7 +207,7 @@ class Tree:
         if isinstance(message, Administered):
             self.group.send("frontend", message.call >> OWNER_SHIFT, message)
             return
-        assert self.keeper is not None
+        assert self.server is not None
         match message.action:
             case "reset_prefix_cache":
                 self.group.broadcast(message, "engine")
@@ -202,9 +216,9 @@ class Tree:
                 self.group.broadcast(message, "frontend")
                 return
             case "sleep":
-                self.keeper.sleep()
+                self.server.sleep()
             case "wake_up":
-                self.keeper.wake_up()
+                self.server.wake_up()
         done = Administered(message.call, 1)
         self.group.send("frontend", message.call >> OWNER_SHIFT, done)
 

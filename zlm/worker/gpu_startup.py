@@ -71,9 +71,10 @@ def start(
     """
     config, spec = resolved.config, resolved.spec
     hashing, kernels = kernel_cache.hash_kernels(), kernel_cache.prepare()
-    farm = Farm() if rank == 0 and kernel_cache.is_cold(kernels) else None
+    local = rank % config.parallel.workers_per_node  # number of the worker on its machine
+    farm = Farm() if local == 0 and kernel_cache.is_cold(kernels) else None
     say("starting CUDA")
-    device = gpu_measure.open_device(rank)
+    device = gpu_measure.open_device(local)
     torch.cuda.set_stream(torch.cuda.Stream(device))  # graphs cannot be captured on the default one
     group = join(device, rank, config.parallel, meeting)
     whole, resolved = resolved, shares.resolved_of_worker(resolved, rank)
@@ -115,7 +116,7 @@ def start(
     facts = _kernel_facts(resolved, card.name, dtype) + f" rank {rank}".encode()
     marks = kernel_cache.WarmMarks(kernels, facts)
     if group.any(farm is not None or not marks.is_set()):
-        _compile(assembled, resolved, plan.blocks.num_blocks, farm, group, say)
+        _compile(assembled, resolved, plan.blocks.num_blocks, farm, group, say, leads=local == 0)
     say("warming up")
     warm_up(assembled, resolved, plan.blocks.num_blocks)
     marks.set()
@@ -144,22 +145,25 @@ def _compile(
     farm: Farm | None,
     group: Group,
     say: Callable[[str], None],
+    *,
+    leads: bool,
 ) -> None:
     """Find the kernels that the warm-up will launch, and compile those not in the cache.
 
-    The first rank does it for all; what is left to the others are kernels of their own.
+    The worker that *leads*, the first of its machine, does it for all there; what is left to the
+    others are kernels of their own.
     """
     with Recorder() as recorder, assembled.runner.graphs.paused():
         warm_up(assembled, resolved, num_blocks, times=1)
     log.info(
         "kernels: %d in the cache, %d to be compiled", recorder.num_cached, len(recorder.variants)
     )
-    if recorder.variants and group.worker == 0:
+    if recorder.variants and leads:
         compile_all(recorder.variants, farm, say)
     if farm is not None:
         farm.close()
-    group.any(False)  # waits for the first rank
-    left = recorder.missing() if group.worker else []
+    group.any(False)  # waits for those that lead
+    left = [] if leads else recorder.missing()
     if left:
         compile_all(left, say=say)
 

@@ -1,10 +1,11 @@
 """The ranks of one engine: worker processes that each have a part of the model, and meet here.
 
 ``join`` gives a worker its ``Group``: with torch.distributed, NCCL between GPUs and Gloo between
-CPUs. They meet through a file in the runtime directory, which nobody else may enter, and talk over
-the loopback interface, shared memory and the GPUs' own links: nothing listens on the network.
-Every rank gets the same steps in the same order, so every rank calls the same operations, and a
-rank that dies or hangs takes the others down with it (``zlm.supervisor.keeper``).
+CPUs. On one machine they meet through a file in the runtime directory, which nobody else may enter,
+and talk over the loopback interface, shared memory and the GPUs' own links: nothing listens on the
+network. On several they meet at torch's store on the head, and talk over the network. Every rank
+gets the same steps in the same order, so every rank calls the same operations, and a rank that dies
+or hangs takes the others down with it (``zlm.supervisor.keeper``).
 
 Where they meet, and the settings of the libraries, are in ``zlm.worker.ranks``.
 """
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,7 @@ import zmq
 from torch import Tensor
 
 from zlm.config import ParallelOptions
+from zlm.errors import ConfigError
 from zlm.ops.parallel import ALONE, Exchange, Parallel, Stage
 from zlm.worker.memory_plan import MemoryPlan
 
@@ -143,16 +146,16 @@ class TorchStage(Stage):
 def join(device: torch.device, worker: int, options: ParallelOptions, meeting: Path) -> Group:
     """Meet the other workers at the file *meeting* and return the group; waits for all of them.
 
-    *device* is this worker's own, and set up.
+    On several machines only its name counts. *device* is this worker's own, and set up. Raises
+    ConfigError if torch's store cannot be opened on --master-port.
     """
     size, ranks = options.num_workers, options.tensor_parallel_size
     if size == 1:
         return Group()
-    store = dist.FileStore(str(meeting), size)  # type: ignore[attr-defined]
     is_cpu = device.type == "cpu"
     dist.init_process_group(
         "gloo" if is_cpu else "nccl",
-        store=store,
+        store=_store(worker, options, meeting),
         rank=worker,
         world_size=size,
         timeout=TIMEOUT,
@@ -165,6 +168,21 @@ def join(device: torch.device, worker: int, options: ParallelOptions, meeting: P
     return Group(Parallel(exchange, stage), worker, size, device)
 
 
+def _store(worker: int, options: ParallelOptions, meeting: Path) -> Any:
+    """Return where all workers meet; between machines the first of them has it for all."""
+    if options.nnodes == 1:
+        return dist.FileStore(str(meeting), options.num_workers)  # type: ignore[attr-defined]
+    host, port = options.master_addr or "", options.master_port
+    try:
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            host, port, is_master=worker == 0, timeout=TIMEOUT, wait_for_workers=False
+        )
+    except RuntimeError as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError(f"--master-addr {host} --master-port {port}: {reason}") from error
+    return dist.PrefixStore(meeting.name, store)  # type: ignore[attr-defined]
+
+
 def _exchange(device: torch.device, worker: int, options: ParallelOptions) -> Exchange:
     """Return the exchange between the ranks of this worker's stage."""
     ranks, stages = options.tensor_parallel_size, options.pipeline_parallel_size
@@ -174,7 +192,7 @@ def _exchange(device: torch.device, worker: int, options: ParallelOptions) -> Ex
         made = dist.new_group(members, timeout=TIMEOUT)
         group = made if worker in members else group
     library = TorchExchange(worker % ranks, ranks, group)
-    if device.type == "cpu":
+    if device.type == "cpu" or options.layers_span_nodes:
         return library
     from zlm.worker.gpu_exchange import GpuExchange  # needs Triton
 

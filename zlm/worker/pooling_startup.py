@@ -47,9 +47,9 @@ def start(
     config = resolved.config
     device = torch.device("cpu")
     if resolved.device == "cpu":
-        compute_type.set_threads(config.parallel.cpu_threads, config.parallel.num_workers)
+        compute_type.set_threads(config.parallel.cpu_threads, config.parallel.workers_per_node)
     else:
-        device = gpu_measure.open_device(rank)
+        device = gpu_measure.open_device(rank % config.parallel.workers_per_node)
     group = join(device, rank, config.parallel, meeting)
     dtype = _dtype(resolved)
     compute = config.compute
@@ -142,7 +142,7 @@ def _plan(resolved: Resolved, ops: Ops, group: Group) -> MemoryPlan | None:
     if not resolved.kv_groups:
         return None
     cache = resolved.config.cache
-    free = compute_type.free_memory() // group.size
+    free = compute_type.free_memory() // resolved.config.parallel.workers_per_node
     if ops.device.type == "cuda":
         free = int(torch.cuda.mem_get_info()[0] * cache.gpu_memory_utilization)
     plan = memory_plan.plan(

@@ -10,10 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
+from zlm.config import ParallelOptions
 from zlm.ipc.sockets import Inbox, Outbox
 from zlm.messages import Execute, Launch, Masks, Profile, Stop, ToWorker
 from zlm.ops import cpu_process
-from zlm.process import garbage, notes
+from zlm.process import cluster, garbage, notes
 from zlm.process.child import Child, run
 from zlm.process.heartbeat import Heartbeat
 from zlm.worker import ranks
@@ -40,11 +43,13 @@ def serve(child: Child) -> None:
         return
     began = time.monotonic()
     meeting = ranks.meeting(child.runtime, child.incarnation)
+    if launch.resolved.config.parallel.nnodes > 1:
+        meeting = meeting.with_name(cluster.meeting_name(child.runtime, child.incarnation))
     started = start(launch.resolved, child.index, child.say_progress, meeting)
     garbage.settle()
     child.heartbeat.took(started.longest_step_seconds)
-    engine = child.outbox("engine", 0, child.incarnation)  # it lives and dies with this one
-    engine.send(started.ready)
+    engine, address = _meet_engine(child, inbox, launch.resolved.config.parallel)
+    engine.send(msgspec.structs.replace(started.ready, address=address))
     if child.index == 0:
         facts = {"dtype": started.ready.dtype, **(started.memory or {})}
         notes.write(child.runtime, notes.MEMORY, facts)
@@ -69,6 +74,20 @@ def _wait_for_launch(inbox: Inbox) -> Launch | None:
                     return None
 
 
+def _meet_engine(child: Child, inbox: Inbox, parallel: ParallelOptions) -> tuple[Outbox, str]:
+    """Return the way to the engine core, and where it finds *inbox*; empty: in its own runtime
+    directory.
+
+    It lives and dies with this process.
+    """
+    if child.index in parallel.workers_of(0):
+        return child.outbox("engine", 0, child.incarnation), ""
+    keys = cluster.read_keys(child.runtime, child.incarnation)
+    head = cluster.head_address(parallel)
+    address = inbox.listen(f"tcp://{cluster.own_address(head)}:*", keys)
+    return Outbox(child.context, cluster.engine_at(head, parallel), keys=keys), address
+
+
 def work(
     inbox: Inbox,
     engine: Outbox | None,
@@ -84,6 +103,7 @@ def work(
     Steps sent after one that waits for its masks wait with it. *profile* has steps measured.
     """
     steps, has_spare_work, is_quiet = 0, True, False
+    next_step: int | None = None
     held: deque[Execute] = deque()
     while True:
         running = runner.in_flight
@@ -96,6 +116,9 @@ def work(
         for message in messages:
             match message:
                 case Execute():
+                    if next_step not in (None, message.step):  # lost with a connection
+                        raise RuntimeError(f"step {message.step} came, and {next_step} never did")
+                    next_step = message.step + 1
                     held.append(message)
                 case Masks():
                     runner.mask(message)

@@ -75,7 +75,7 @@ def start(
 
         return gpu_startup.start(resolved, rank, say, meeting)
     parallel = resolved.config.parallel
-    threads = compute_type.set_threads(parallel.cpu_threads, parallel.num_workers)
+    threads = compute_type.set_threads(parallel.cpu_threads, parallel.workers_per_node)
     group = join(torch.device("cpu"), rank, parallel, meeting)
     free_bytes = compute_type.free_memory()
     say("choosing the compute type")
@@ -174,12 +174,12 @@ def _give_back_memory() -> None:
 
 
 def _plan(resolved: Resolved, ops: Ops, kv_dtype: torch.dtype, group: Group) -> MemoryPlan:
-    """Plan the KV cache of one of the ranks, which share the memory; all have as many blocks."""
+    """Plan the KV cache of a rank; those of a machine share its memory, all have as many blocks."""
     cache = resolved.config.cache
     plan = memory_plan.plan(
         group_caches.facts(resolved, ops.block_bytes, kv_dtype),
         memory_plan.demand(resolved),
-        free_bytes=compute_type.free_memory() // group.size,
+        free_bytes=compute_type.free_memory() // resolved.config.parallel.workers_per_node,
         kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
         num_blocks_override=cache.num_blocks_override,
     )
