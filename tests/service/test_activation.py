@@ -17,6 +17,11 @@ import pytest
 import tiny
 
 START_SECONDS = 120.0
+COMPLETION = b"""POST /v1/completions HTTP/1.1\r
+Host: z\r
+Content-Length: 32\r
+\r
+{"prompt": "one","max_tokens":2}"""
 AS_SYSTEMD_DOES = """
 import os, sys
 count, *command = sys.argv[1:]
@@ -116,12 +121,15 @@ def test_a_service_of_systemd(service: Service, sockets: list[socket.socket]) ->
     url = f"http://127.0.0.1:{tcp.getsockname()[1]} and unix:{unix.getsockname()}"
     assert ready["STATUS"].endswith(f" on {url}")
     assert [status(client) for client in early] == [200, 200]
+    slow = socket.create_connection(tcp.getsockname(), START_SECONDS)  # a client of few words
     assert [status(ask(each, "/v1/models")) for each in sockets] == [200, 200]
 
     service.process.send_signal(signal.SIGTERM)
     last = service.told()
     while "STOPPING" not in last:  # the watchdog's messages
         last = service.told()
+    slow.sendall(COMPLETION)
+    assert status(slow) == 200, "its connection was taken before"
     assert int(last["EXTEND_TIMEOUT_USEC"]) > 30e6
     assert service.process.wait(60) == 0, service.log.read_text()
     for each in sockets:  # they outlive the service: who comes now waits for the next one

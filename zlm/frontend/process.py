@@ -43,6 +43,7 @@ from zlm.process.child import Child, run
 NO_UI = "ZLM_NO_UI"  # environment: set if there is no page at /, also before the launch
 BEAT_SECONDS = 1.0
 REFRESH_SECONDS = 5.0  # between two looks at the key file and the certificate
+GRACE_SECONDS = 0.5  # for requests on systemd's connections that were taken before the end
 LEAVE_SECONDS = 1.0  # for the last bytes of answers to go out
 
 
@@ -78,6 +79,10 @@ class FrontendProcess:
                 self.listening.close()
                 self.may_accept.set()
                 self.stopped.set()
+            case Drain(abort=False) | ServerState(state="draining") if self.listening.waits:
+                # Whose connection was taken a moment ago has yet to send its request.
+                self.listening.close()
+                self._loop.call_later(GRACE_SECONDS, self._drain, message)
             case ServerState():
                 self.server.take(message)
                 # Clients of one that died wait in its socket for a word better than "loading".
@@ -102,10 +107,7 @@ class FrontendProcess:
                 assert self._resolved is not None, "a probe before the launch"
                 send_probe(self._open, self._resolved, self._report_probed)
             case Drain():
-                if self.listening.waits:
-                    self.listening.close()
-                self.server.take(message)
-                self._report_drained()
+                self._drain(message)
             case Administer():
                 self._child.supervisor.send(self.server.admin.perform(message))
             case _:
@@ -120,6 +122,12 @@ class FrontendProcess:
         ]
         self._open.connect([outbox.send for outbox in outboxes])
         self.server.health = Health(self._child.runtime, launch.resolved)
+
+    def _drain(self, message: Drain | ServerState) -> None:
+        if self.listening.waits:
+            self.listening.close()
+        self.server.take(message)
+        self._report_drained()
 
     def _report_probed(self, problem: str) -> None:
         child = self._child
