@@ -188,6 +188,13 @@ def test_an_output_of_other_requests_is_not_added_to(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds an answer to a, which the input does not have"):
         again.check({"b": ""})
     again.close()
+    whole = output.read_bytes()
+    output.write_bytes(whole + whole[:20])  # killed while it wrote
+    Journal(output).close()
+    assert output.read_bytes() == whole
+    output.write_bytes(whole[:-1])
+    Journal(output).close()
+    assert output.read_bytes() == whole
     write(output, "text")
     with pytest.raises(ConfigError, match="holds no answers: see line 1"):
         Journal(output)

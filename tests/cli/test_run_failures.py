@@ -84,6 +84,29 @@ def test_an_input_is_never_the_output(
     assert given.read_text() == LINE
 
 
+@pytest.mark.parametrize("text", ["precious", '{"prompt": "a"}', '{"id":"a","prompt":"b"}'])
+def test_what_is_no_answer_is_not_cut_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """A last line without an end is an unfinished answer only if it begins like one."""
+    given, output = tmp_path / "in", tmp_path / "out"
+    given.write_text(LINE)
+    output.write_text(text)
+    assert run.main(["--url", "http://127.0.0.1:9", str(given), "-o", str(output)]) == 2
+    assert "see line 1" in capsys.readouterr().err
+    assert output.read_text() == text
+
+
+@pytest.mark.parametrize("output", ["/dev/null", "/dev/full", "-"])
+def test_an_output_that_keeps_nothing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str
+) -> None:
+    given = tmp_path / "in"
+    given.write_text(LINE)
+    assert run.main(["--url", "http://127.0.0.1:9", str(given), "-o", output]) == 2
+    assert "file" in capsys.readouterr().err
+
+
 def test_requests_are_not_taken_for_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -117,6 +117,8 @@ def _defaults(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run(options: argparse.Namespace, flags: Sequence[str], defaults: dict[str, Any]) -> int:
+    if "-" in (str(options.input), str(options.output)):
+        raise ConfigError("-: give files, so that a run that was ended can go on")
     _refuse_same(options.input, options.output)
     ids = digests(options.input)
     if not ids:

@@ -10,6 +10,7 @@ write one.
 import fcntl
 import os
 import re
+import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ import msgspec
 from zlm.cli.run_input import DIGEST_CHARACTERS, Entry
 from zlm.errors import ConfigError, clip
 
+BEGINNING = b'{"id":"'  # of every line
 BATCH_ID = "batch_req_"
 DIGEST = re.compile(rf"[0-9a-f]{{{DIGEST_CHARACTERS}}}")
 REQUEST_KEYS = {"prompt", "messages", "body"}  # which no answer has
@@ -44,6 +46,8 @@ class Journal:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from error
         self._synced = time.monotonic()
         try:
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise ConfigError(f"cannot keep answers in {path}: it is no regular file")
             self._lock()
             if anew:
                 os.ftruncate(self._fd, 0)
@@ -59,14 +63,17 @@ class Journal:
             raise ConfigError(f"{self._path} is being written by another run") from error
 
     def _read(self) -> None:
-        """Take in what is done, and cut off a line that was not finished."""
+        """Take in what is done, and cut off an answer that was not finished."""
         whole = 0  # bytes
         with self._path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                if not line.endswith(b"\n"):
+                if not line.endswith(b"\n") and _is_begun(line):
                     break
                 self._take(line, number)
                 whole += len(line)
+                if not line.endswith(b"\n"):
+                    os.write(self._fd, b"\n")
+                    return
         os.ftruncate(self._fd, whole)
 
     def _take(self, line: bytes, number: int) -> None:
@@ -125,6 +132,17 @@ class Journal:
         """See that all is on disk, and let go of the file."""
         os.fsync(self._fd)
         os.close(self._fd)
+
+
+def _is_begun(line: bytes) -> bool:
+    """Tell whether *line* is an answer but for its end; a file of somebody's is not cut."""
+    if line[: len(BEGINNING)] != BEGINNING[: len(line)]:
+        return False
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return True
+    return False
 
 
 def _is_failure(values: dict[str, Any]) -> bool:
