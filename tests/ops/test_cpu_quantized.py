@@ -7,7 +7,6 @@ from zlm.ops import cpu_quantized
 from zlm.ops.block_matrix import BlockMatrix
 from zlm.ops.cpu import CpuOps
 from zlm.ops.cpu_quantized import (
-    FEW_HEAD_ROWS,
     FEW_ROWS,
     HEAD_ROWS,
     EightBits,
@@ -138,7 +137,7 @@ MANY = 2 * HEAD_ROWS + 3  # more than are multiplied at a time
 
 
 @pytest.mark.parametrize("least_large", [1000, 1 << 30], ids=["large", "small"])
-@pytest.mark.parametrize(("rows", "most"), [(FEW_HEAD_ROWS, 0.01), (MANY, 0.02)])
+@pytest.mark.parametrize(("rows", "most"), [(FEW_ROWS, 0.01), (MANY, 0.02)])
 def test_a_head_of_8_bits(
     monkeypatch: pytest.MonkeyPatch, rows: int, most: float, least_large: int
 ) -> None:

@@ -35,8 +35,9 @@ from zlm.ops.cpu_linear import activate
 
 HEAD_ROWS = 32  # rows that a large head multiplies at a time: their logits are large, too
 LARGE_HEAD_BYTES = 128 << 20  # in bfloat16
-FEW_ROWS = 4  # up to which the 4-bit codes are faster
-FEW_HEAD_ROWS = 8  # up to which a head's 8 bits are, with activations of 16
+# Up to which a step is faster with the 4-bit codes, and a head's 8 bits with activations of 16. A
+# product alone is not, from 5 rows on; but a step of 8 rows takes 25 ms, and 28 in bfloat16.
+FEW_ROWS = 8
 GROUPS = (32, 64, 128, 256)  # columns of a group that torch's 4-bit product has
 ROW_MULTIPLE = 16  # of a weight's rows, for the same
 ROTATIONS = (64, 32, 16, 8, 4, 2, 1)  # columns that are rotated together, best first
@@ -150,7 +151,7 @@ class HeadProduct:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [S, V], float32 or bfloat16, for x [S, H]."""
-        return self._bits.finely(x) if x.shape[0] <= FEW_HEAD_ROWS else self._many(x)
+        return self._bits.finely(x) if x.shape[0] <= FEW_ROWS else self._many(x)
 
     def _in_parts(self, x: Tensor) -> Tensor:
         return torch.cat([self._bits.coarsely(part) for part in x.split(HEAD_ROWS)])
