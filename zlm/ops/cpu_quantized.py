@@ -154,7 +154,8 @@ class HeadProduct:
         return self._bits.finely(x) if x.shape[0] <= FEW_ROWS else self._many(x)
 
     def _in_parts(self, x: Tensor) -> Tensor:
-        return torch.cat([self._bits.coarsely(part) for part in x.split(HEAD_ROWS)])
+        parts = [self._bits.coarsely(part) for part in x.split(HEAD_ROWS)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class EightBits:
