@@ -63,7 +63,7 @@ CONFIGS: dict[str, dict[int, FewAndMany]] = {
     "NVIDIA H200": {
         32: (DecodeConfig(64, 4, 3, 4), DecodeConfig(64, 4, 3, 4)),
         64: (DecodeConfig(64, 4, 3, 4), DecodeConfig(32, 2, 3, 8, spare=13)),
-        128: (DecodeConfig(64, 4, 3, 3, least=2, spare=8), DecodeConfig(32, 4, 3, 4)),
+        128: (DecodeConfig(64, 4, 4, 2, least=2, spare=8), DecodeConfig(32, 4, 3, 4)),
         256: (DecodeConfig(32, 4, 3, 2, least=3), DecodeConfig(32, 4, 3, 2)),
         512: (DecodeConfig(16, 4, 2, 2), DecodeConfig(16, 4, 2, 2)),  # not measured
     },

@@ -59,12 +59,13 @@ TILES: dict[str, tuple[tuple[int, tuple[int, int, int, int, int]], ...]] = {
         (64, (64, 32, 128, 5, 4)),
     )
 }
-# Of large weights, by their rows (gate and up together) and K; BM as above.
-LARGE_TILES: dict[str, dict[tuple[int, int], tuple[int, int, int, int]]] = {
+# Of large weights, by their rows (gate and up together) and K; more than BM rows have it as above.
+LARGE_TILES: dict[str, dict[tuple[int, int], tuple[int, int, int, int, int]]] = {
     "NVIDIA H200": {
-        (6144, 4096): (64, 128, 5, 4),
-        (4096, 4096): (64, 128, 5, 4),
-        (28672, 4096): (64, 128, 5, 4),
+        (6144, 4096): (16, 64, 128, 5, 4),
+        (4096, 4096): (16, 64, 128, 5, 4),
+        (28672, 4096): (16, 64, 128, 5, 4),
+        (4096, 14336): (8, 32, 256, 5, 2),
     }
 }
 FIXED_TILE = (64, 64, 64, 4, 4)  # for any number of rows
@@ -184,7 +185,7 @@ def tile_setting(
     for most, setting in TILES.get(device, ANY_TILES):
         if rows <= most:
             if large is not None:
-                return setting[0], *large
+                return large[0] if rows <= large[0] else setting[0], *large[1:]
             BM, BN, BK, stages, warps = setting
             return BM, 16 if N <= 2048 else BN, BK, stages, warps
     raise ValueError(f"linear takes at most {MOST_ROWS} rows, not {rows}")

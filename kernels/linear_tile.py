@@ -1,8 +1,8 @@
 """Products of up to 64 rows by the matrix units: [BM, BK] tiles of x by [BN, BK] tiles of weight.
 
-A loop over K with loads several stages ahead; all rows in one tile (BM 16, 32 or 64), so a weight
-is read once. No split of K: a small output leaves SMs idle, and still beats a second launch. With
-PDL the first part of a program's weights is called into L2 before the kernel waits for the one
+A loop over K with loads several stages ahead; all rows in one tile (BM 8, 16, 32 or 64), so a
+weight is read once. No split of K: a small output leaves SMs idle, and still beats a second launch.
+With PDL the first part of a program's weights is called into L2 before the kernel waits for the one
 before it.
 
 A norm multiplies x by its weight on the way to the product and the sums by the root at the end: one
@@ -23,7 +23,7 @@ LINE_BYTES = tl.constexpr(128)
 
 
 @triton.jit
-def _call_into_l2(p_w, b_n, stride, N, COLUMNS: tl.constexpr, BYTES: tl.constexpr):
+def call_into_l2(p_w, b_n, stride, N, COLUMNS: tl.constexpr, BYTES: tl.constexpr):
     """Prefetch the first COLUMNS (a power of two) elements of rows ``b_n`` of a weight."""
     LINES: tl.constexpr = COLUMNS * BYTES // LINE_BYTES
     b_rows = tl.minimum(b_n, N - 1).to(tl.int64)[:, None]
@@ -66,9 +66,9 @@ def _tile_kernel(
     if UP_BIAS:
         b_up_bias = tl.load(p_up_bias + b_n, mask=b_in_n, other=0.0)
     if PDL and AHEAD > 0:
-        _call_into_l2(p_w, b_n, w_stride, N, AHEAD, BYTES)
+        call_into_l2(p_w, b_n, w_stride, N, AHEAD, BYTES)
         if GATE:
-            _call_into_l2(p_up, b_n, up_stride, N, AHEAD, BYTES)
+            call_into_l2(p_up, b_n, up_stride, N, AHEAD, BYTES)
     begin(PDL)
     b_k = tl.arange(0, BK)
     p_rows = p_x + b_m.to(tl.int64)[:, None] * x_stride
@@ -153,5 +153,6 @@ def run(
     _tile_kernel[grid](
         *product.tensors, *product.strides, N, product.eps, M,
         WHOLE=K % depth == 0, FIRST=product.weight.dtype == torch.float16,
-        AHEAD=ahead, BYTES=size, SWAPPED=columns >= 64 > rows and size == 2, **options,
+        AHEAD=ahead, BYTES=size, SWAPPED=size == 2 and (rows < 16 or columns >= 64 > rows),
+        **options,
     )  # fmt: skip

@@ -44,6 +44,16 @@ def reference(
     return (groups / scale[..., None]).view(y.shape), scale if group else scale[:, 0]
 
 
+@triton.jit
+def _in_order(p_x, K: tl.constexpr, BLOCK: tl.constexpr):
+    """Return K numbers in the order of codes, those beyond 0: a thread loads 8 and the next 8."""
+    b_at = tl.arange(0, BLOCK // 16)[:, None] * 16 + tl.arange(0, 8)[None, :]
+    b_in = b_at < K  # a multiple of 16
+    b_low = tl.load(p_x + b_at, mask=b_in, other=0.0)
+    b_high = tl.load(p_x + b_at + 8, mask=b_in, other=0.0)
+    return tl.reshape(tl.join(b_low, b_high), [BLOCK])
+
+
 @direct
 @triton.jit
 def _rows_kernel(
@@ -53,15 +63,14 @@ def _rows_kernel(
 ):  # fmt: skip
     i_row = tl.program_id(0).to(tl.int64)
     b_place = tl.arange(0, BLOCK)
-    b_k = b_place // 16 * 16 + b_place % 2 * 8 + b_place % 16 // 2  # in the order of codes
-    b_in = b_k < K
+    b_in = b_place < K
     if NORM:
-        b_norm = tl.load(p_norm + b_k, mask=b_in, other=0.0)
+        b_norm = _in_order(p_norm, K, BLOCK)
     begin(PDL)
-    b_x = tl.load(p_x + i_row * x_stride + b_k, mask=b_in, other=0.0).to(tl.float32)
+    p_row = p_x + i_row * x_stride
+    b_x = _in_order(p_row, K, BLOCK).to(tl.float32)
     if GATE:
-        b_up = tl.load(p_x + i_row * x_stride + K + b_k, mask=b_in, other=0.0).to(tl.float32)
-        b_x = activate(b_x, GATE) * b_up
+        b_x = activate(b_x, GATE) * _in_order(p_row + K, K, BLOCK).to(tl.float32)
     if NORM:
         b_x = b_x * tl.rsqrt(tl.sum(b_x * b_x, 0) / K + eps) * b_norm
     if STATIC:

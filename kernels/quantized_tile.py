@@ -21,17 +21,35 @@ from torch import Tensor
 from zlm.kernels.chain import begin
 from zlm.kernels.launch import cdiv, direct, power_of_two
 from zlm.kernels.linear_epilogue import finish
+from zlm.kernels.linear_tile import call_into_l2
 from zlm.kernels.quantized_codes import OFFSETS, Codes
 from zlm.kernels.quantized_numbers import after, numbers
 from zlm.kernels.quantized_product import QuantizedProduct
 
-COLUMNS = 64  # BN
-# At least so many, if K can be split for it: a program's units wait for its codes to be unpacked,
-# and the other way round, so that several have to share a multiprocessor.
-PROGRAMS = 4 * 132
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a program works. programs: at least so many, if K can be split for it: a program's units
+    wait for its codes to be unpacked, and the other way round, so that several have to share a
+    multiprocessor."""
+
+    columns: int  # BN
+    warps: int
+    stages: int
+    programs: int
+
+
+# By BM. With 8 columns it is Ampere's instructions that multiply, warp by warp, as soon as what
+# they take is unpacked.
+TILES = {
+    8: Tile(64, 2, 4, 4 * 132),
+    16: Tile(64, 4, 4, 4 * 132),
+    32: Tile(64, 4, 4, 4 * 132),
+    64: Tile(64, 4, 3, 4 * 132),
+}
 MOST_SPLITS = 16
 LEAST_CHUNKS = 4  # of a split
-STAGES = {16: 4, 32: 4, 64: 3}  # by BM
+AHEAD = 64  # int16 elements of a program's rows that are called into L2 ahead: a line of each
 # On an H200, 64 rows of Llama-3.1-8B's products in 4 bits took 252 us a layer so, 311 spread out.
 MOST_ROWS = 64
 FIXED_ROWS = 64  # BM where a row's bits may not depend on the number of rows
@@ -206,7 +224,7 @@ def _tile_kernel(
     K: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr,
     BESIDE: tl.constexpr, MODE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, SPLIT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    GATE: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
+    GATE: tl.constexpr, ASM: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """chunks: of a split; those of a program are the second dimension's."""
     b_n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -214,6 +232,12 @@ def _tile_kernel(
     b_in_n, b_in_m = b_n < N, b_m < M
     first = tl.program_id(1) * chunks
     last = tl.minimum(first + chunks, tl.cdiv(K, BK))
+    if PDL and AHEAD > 0:
+        PACKED: tl.constexpr = 4 if KIND % 3 == 0 else 2
+        p_first = p_w + first * (BK // PACKED)
+        call_into_l2(p_first, b_n, w_stride, N, AHEAD, 2)
+        if GATE:
+            call_into_l2(p_first + N.to(tl.int64) * w_stride, b_n, w_stride, N, AHEAD, 2)
     begin(PDL)
     acc, acc_up = sums(
         p_x + b_m.to(tl.int64)[None, :] * x_stride, b_in_m, p_w, p_scales, p_beside,
@@ -279,6 +303,7 @@ class Setting:
     """How a product is cut."""
 
     rows: int  # BM
+    tile: Tile
     chunk: int  # BK
     mode: int  # see ``sums``
     splits: int  # of K
@@ -305,13 +330,14 @@ def setting(rows: int, weight: Codes, *, gated: bool, fixed: bool) -> Setting:
     mode, chunk = mode_and_chunk(weight)
     chunks = cdiv(K, chunk)
     splits = 1
+    tall = FIXED_ROWS if fixed else max(8, power_of_two(rows))
+    tile = TILES[tall]
     if not fixed:
-        programs = cdiv(N // 2 if gated else N, COLUMNS)
+        programs = cdiv(N // 2 if gated else N, tile.columns)
         most = min(MOST_SPLITS, chunks // LEAST_CHUNKS)
-        splits = max(1, min(most, round(PROGRAMS / programs)))
+        splits = max(1, min(most, round(tile.programs / programs)))
     each = cdiv(chunks, splits)
-    tile = FIXED_ROWS if fixed else max(16, power_of_two(rows))
-    return Setting(tile, chunk, mode, cdiv(chunks, each), each)
+    return Setting(tall, tile, chunk, mode, cdiv(chunks, each), each)
 
 
 def scratch_values(rows: int, weight: Codes, *, gated: bool, fixed: bool) -> int:
@@ -335,15 +361,17 @@ def run(product: QuantizedProduct, scratch: Tensor | None, *, fixed: bool, pdl: 
     assert not split or (scratch is not None and scratch.dtype == torch.float32)
     codes = weight.halves
     kind, beside = weight.beside
-    grid = cdiv(N, COLUMNS), how.splits, cdiv(rows, how.rows)
+    tile = how.tile
+    grid = cdiv(N, tile.columns), how.splits, cdiv(rows, how.rows)
+    ahead = AHEAD if codes.shape[1] // how.splits >= AHEAD else 0
     _tile_kernel[grid](
         x, codes, weight.scales, beside, product.bias, product.residual, out, scratch,
         x.stride(0), codes.stride(0), weight.scales.stride(0), product.residual_stride,
         out.stride(0), N, rows, how.chunks,
         K=weight.shape[1], C=weight.group, KIND=weight.kind, ZERO=weight.zero, BESIDE=kind,
-        MODE=how.mode, BM=how.rows, BN=COLUMNS, BK=how.chunk, SPLIT=split,
-        ASM=uses_asm(x), PDL=pdl, **product.flags,
-        num_warps=4, num_stages=STAGES[how.rows], launch_pdl=pdl,
+        MODE=how.mode, BM=how.rows, BN=tile.columns, BK=how.chunk, SPLIT=split,
+        ASM=uses_asm(x), AHEAD=ahead, PDL=pdl, **product.flags,
+        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
     )  # fmt: skip
     if split:
         add_up(

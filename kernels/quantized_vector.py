@@ -10,6 +10,12 @@ where a float32's fraction is and taken as it is:
     float8   converted by the card; older ones move sign, exponent and fraction to their places:
              code * 2^-120, and x * 2^60
 
+Where x has 2 bytes, 4 bits are taken two at a time (PAIRS), which halves the instructions: 1024 + c
+or 1024 + 16 c in float16, less what makes it c - 8, times x in float16. The eight of a word are
+multiplied by the power of two that brings the largest of them to 1, and four products are summed in
+float16 before float32 has the sums: what that rounds is an eighth of what rounding x to bfloat16
+does.
+
 What is too much of it is a sum of x alone, which the rows of a program share, and is taken off the
 sum of a span. That is multiplied by its scale; all of it is float32. A thread holds the same spans
 of x and of each row, so that nothing but the last sum is exchanged.
@@ -23,20 +29,46 @@ import triton.language as tl
 from zlm.kernels.chain import begin
 from zlm.kernels.launch import cdiv, direct, power_of_two
 from zlm.kernels.linear_epilogue import finish
+from zlm.kernels.linear_small import device_name
 from zlm.kernels.quantized_codes import FLOAT, FLOAT4, FOUR, Codes
 from zlm.kernels.quantized_product import QuantizedProduct
+from zlm.kernels.quantized_tile import uses_asm
 
 LARGE = tl.constexpr(2.0**60)
 E4M3 = tl.constexpr(
     "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.rn.f16x2.e4m3x2 $0, l; cvt.rn.f16x2.e4m3x2 $1, h; }"
 )
+# A word's eight codes ($1) times four pairs of x in float16 ($2 to $5); $6: MAGIC, twice 1024.0.
+WORD = tl.constexpr(
+    "{ .reg .b32 s, a, b, c, d, less, part, away; .reg .b16 l, h; .reg .f32 low, high;"
+    " mov.b32 less, 0xe408e408; mov.b32 part, 0x2c002c00; mov.b32 away, 0xd480d480;"
+    " shr.u32 s, $1, 8;"
+    " lop3.b32 a, $1, 0x000f000f, $6, 0xea; lop3.b32 b, $1, 0x00f000f0, $6, 0xea;"
+    " lop3.b32 c, s, 0x000f000f, $6, 0xea; lop3.b32 d, s, 0x00f000f0, $6, 0xea;"
+    " add.rn.f16x2 a, a, less; fma.rn.f16x2 b, b, part, away;"
+    " add.rn.f16x2 c, c, less; fma.rn.f16x2 d, d, part, away;"
+    " mul.rn.f16x2 a, a, $2; fma.rn.f16x2 a, b, $3, a;"
+    " fma.rn.f16x2 a, c, $4, a; fma.rn.f16x2 a, d, $5, a;"
+    " mov.b32 {l, h}, a; cvt.f32.f16 low, l; cvt.f32.f16 high, h; add.f32 $0, low, high; }"
+)
+PAIR = tl.constexpr("cvt.rn.f16x2.f32 $0, $2, $1;")
 CONVERSION = (8, 9)  # compute capability from which cards convert float8
 ONE = 0x3F800000  # the bits of 1.0, which the compiler must not see: it would use them twice
+MAGIC = 0x64006400  # of two float16 1024.0: likewise
 PROGRAMS = 2 * 132  # at least so many, that all SMs have loads in flight
 ROWS = {4: 8, 8: 16}  # of a weight that a thread has a span of, by bits
 # Spans that are all loaded at once; of more a program takes CHUNK after CHUNK. On an H200 a product
 # with 4096 x 14336 at one program a multiprocessor, of all 448 spans, reached 1.6 TB/s.
 MOST_SPANS, CHUNK = 256, 128
+# (rows of weight, K) in 4 bits, x of 2 bytes: (BN, spans of a chunk, warps), by bench/quantized.py.
+TUNED: dict[str, dict[tuple[int, int], tuple[int, int, int]]] = {
+    "NVIDIA H200": {
+        (6144, 4096): (8, 64, 2),
+        (4096, 4096): (16, 128, 4),
+        (28672, 4096): (4, 128, 2),
+        (4096, 14336): (8, 128, 4),
+    }
+}
 
 
 @triton.jit
@@ -100,12 +132,15 @@ def _low(b_w, ONE):
 
 @triton.jit
 def _scaled(
-    b_sum, b_more, b_x_sum, b_scale, b_beside, BESIDE: tl.constexpr, KIND: tl.constexpr
+    b_sum, b_more, b_x_sum, b_scale, b_beside, BESIDE: tl.constexpr, KIND: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Return the product with weights, of that with codes as they were taken and what is too much
     of it, and of x's sum."""
     if KIND == 2:
         b_out = b_sum
+    elif PAIRS:
+        b_out = b_sum - b_more
     elif KIND == 1:
         b_out = b_sum * 256.0 - b_more
     else:
@@ -166,6 +201,33 @@ def _sum4(b_w, x0, x1, x2, x3, x4, x5, x6, x7, ONE):
 
 
 @triton.jit
+def _half_pair(b_low, b_high, b_factor):
+    """Return both times *b_factor* in float16, as an int32."""
+    return tl.inline_asm_elementwise(
+        PAIR, "=r,r,r", [b_low * b_factor, b_high * b_factor], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _power(x0, x1, x2, x3, x4, x5, x6, x7):
+    """Return the power of two that is just not above the largest, and the one over it."""
+    b_most = tl.maximum(tl.maximum(tl.abs(x0), tl.abs(x1)), tl.maximum(tl.abs(x2), tl.abs(x3)))
+    b_other = tl.maximum(tl.maximum(tl.abs(x4), tl.abs(x5)), tl.maximum(tl.abs(x6), tl.abs(x7)))
+    b_bits = tl.maximum(b_most, b_other).to(tl.int32, bitcast=True) & 0x7F800000
+    return b_bits.to(tl.float32, bitcast=True), (0x7F000000 - b_bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _sum_pairs(b_w, b_power, h0, h1, h2, h3, MAGIC):
+    """Return [S, BN] sums of codes less 8 times x; h_i belongs to bits 4 i and 4 i + 16."""
+    b_sum = tl.inline_asm_elementwise(
+        WORD, "=f,r,r,r,r,r,r", [b_w, h0, h1, h2, h3, MAGIC], dtype=tl.float32, is_pure=True,
+        pack=1,
+    )  # fmt: skip
+    return _spans(b_sum * b_power)
+
+
+@triton.jit
 def _sum8(b_w, x0, x1, x2, x3, ONE, KIND: tl.constexpr, CONVERTS: tl.constexpr):
     """Return [S, BN] sums; x_i belongs to byte i."""
     if KIND == 1:
@@ -192,7 +254,7 @@ def _part(
     p_x, first, b_w, b_scale, b_beside, b_up, b_up_scale, b_up_beside, ONE,
     K: tl.constexpr, S: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr,
     BESIDE: tl.constexpr, SIZE: tl.constexpr, ROW: tl.constexpr, GATE: tl.constexpr,
-    CONVERTS: tl.constexpr,
+    CONVERTS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Return the sums [S, BN] of S spans from *first* on, of both weights of a gate, and what is
     too much and x's sum [S, 1]. The sums are scaled unless scales are a row's."""
@@ -208,12 +270,22 @@ def _part(
         b_even = (x0 + x2) + (x4 + x6)
         b_odd = (x1 + x3) + (x5 + x7)
         b_x_sum = _spans(b_even + b_odd)
-        x1, x3, x5, x7 = x1 * 16.0, x3 * 16.0, x5 * 16.0, x7 * 16.0
-        b_more = _spans((128.0 + ZERO) * b_even + (2048.0 + ZERO) * b_odd)
-        b_sum = _sum4(b_w, x0, x1, x2, x3, x4, x5, x6, x7, ONE)
-        b_up_sum = b_sum
-        if GATE:
-            b_up_sum = _sum4(b_up, x0, x1, x2, x3, x4, x5, x6, x7, ONE)
+        if PAIRS:
+            b_more = b_x_sum * (ZERO - 8.0) if ZERO != 8 else tl.zeros_like(b_x_sum)
+            b_power, b_over = _power(x0, x1, x2, x3, x4, x5, x6, x7)
+            h0, h1 = _half_pair(x0, x4, b_over), _half_pair(x1, x5, b_over)
+            h2, h3 = _half_pair(x2, x6, b_over), _half_pair(x3, x7, b_over)
+            b_sum = _sum_pairs(b_w, b_power, h0, h1, h2, h3, ONE)
+            b_up_sum = b_sum
+            if GATE:
+                b_up_sum = _sum_pairs(b_up, b_power, h0, h1, h2, h3, ONE)
+        else:
+            x1, x3, x5, x7 = x1 * 16.0, x3 * 16.0, x5 * 16.0, x7 * 16.0
+            b_more = _spans((128.0 + ZERO) * b_even + (2048.0 + ZERO) * b_odd)
+            b_sum = _sum4(b_w, x0, x1, x2, x3, x4, x5, x6, x7, ONE)
+            b_up_sum = b_sum
+            if GATE:
+                b_up_sum = _sum4(b_up, x0, x1, x2, x3, x4, x5, x6, x7, ONE)
     else:
         x0, x2 = _pair(p_x, b_at, b_in_x, SIZE)
         x1, x3 = _pair(p_x, b_at + 4, b_in_x, SIZE)
@@ -226,9 +298,11 @@ def _part(
         if GATE:
             b_up_sum = _sum8(b_up, x0, x1, x2, x3, ONE, KIND, CONVERTS)
     if not ROW:
-        b_sum = _scaled(b_sum, b_more, b_x_sum, b_scale, b_beside, BESIDE, KIND)
+        b_sum = _scaled(b_sum, b_more, b_x_sum, b_scale, b_beside, BESIDE, KIND, PAIRS)
         if GATE:
-            b_up_sum = _scaled(b_up_sum, b_more, b_x_sum, b_up_scale, b_up_beside, BESIDE, KIND)
+            b_up_sum = _scaled(
+                b_up_sum, b_more, b_x_sum, b_up_scale, b_up_beside, BESIDE, KIND, PAIRS
+            )
     return b_sum, b_up_sum, b_more, b_x_sum
 
 
@@ -240,10 +314,10 @@ def _vector_kernel(
     K: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr,
     BESIDE: tl.constexpr, BN: tl.constexpr, S: tl.constexpr, SIZE: tl.constexpr,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, GATE: tl.constexpr, CONVERTS: tl.constexpr,
-    PDL: tl.constexpr,
+    PAIRS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """N: columns of the output. GATE: rows N to 2 N of the weight are what is gated. CONVERTS:
-    whether the card converts float8."""
+    whether the card converts float8. PAIRS: see the module; ONE is MAGIC then."""
     CODES: tl.constexpr = 32 if KIND == 0 else 16
     ROW: tl.constexpr = C == K
     b_n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -271,7 +345,7 @@ def _vector_kernel(
         b_residual = tl.load(p_residual + i_m * residual_stride + b_n, mask=b_in_n, other=0.0)
     b_sum, b_up_sum, b_more, b_x_sum = _part(
         p_x, 0, b_w, b_scale, b_beside, b_up, b_up_scale, b_up_beside, ONE, K, S, KIND, ZERO,
-        BESIDE, SIZE, ROW, GATE, CONVERTS,
+        BESIDE, SIZE, ROW, GATE, CONVERTS, PAIRS,
     )  # fmt: skip
     for i in range(1, tl.cdiv(K // CODES, S)):
         b_next, b_next_scale, b_next_beside = _weight(
@@ -286,7 +360,7 @@ def _vector_kernel(
             )  # fmt: skip
         b_part, b_up_part, b_part_more, b_x_part = _part(
             p_x, i * S, b_next, b_next_scale, b_next_beside, b_next_up, b_next_up_scale,
-            b_next_up_beside, ONE, K, S, KIND, ZERO, BESIDE, SIZE, ROW, GATE, CONVERTS,
+            b_next_up_beside, ONE, K, S, KIND, ZERO, BESIDE, SIZE, ROW, GATE, CONVERTS, PAIRS,
         )  # fmt: skip
         b_sum, b_up_sum = b_sum + b_part, b_up_sum + b_up_part
         b_more, b_x_sum = b_more + b_part_more, b_x_sum + b_x_part
@@ -296,9 +370,9 @@ def _vector_kernel(
         acc_up = tl.sum(b_up_sum, 0)
     if ROW:
         more, x_sum = tl.sum(b_more, 0), tl.sum(b_x_sum, 0)
-        acc = _scaled(acc, more, x_sum, b_scale, b_beside, BESIDE, KIND)
+        acc = _scaled(acc, more, x_sum, b_scale, b_beside, BESIDE, KIND, PAIRS)
         if GATE:
-            acc_up = _scaled(acc_up, more, x_sum, b_up_scale, b_up_beside, BESIDE, KIND)
+            acc_up = _scaled(acc_up, more, x_sum, b_up_scale, b_up_beside, BESIDE, KIND, PAIRS)
     acc = finish(acc, acc_up, b_bias, b_up_bias, b_residual, BIAS, RESIDUAL, GATE, BIAS)
     tl.store(p_out + i_m * out_stride + b_n, acc, mask=b_in_n)
 
@@ -318,8 +392,11 @@ def converts(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= CONVERSION
 
 
-def setting(N: int, weight: Codes, *, gated: bool) -> tuple[int, int, int]:
+def setting(N: int, weight: Codes, *, gated: bool, pairs: bool) -> tuple[int, int, int]:
     """Return BN, spans of a chunk of K and warps for N columns of output."""
+    tuned = TUNED.get(device_name(weight.data.device), {}).get(weight.shape)
+    if tuned is not None and pairs:
+        return tuned
     spans = power_of_two(weight.shape[1] // (32 if weight.kind == FOUR else 16))
     spans = CHUNK if spans > MOST_SPANS else max(32, spans)
     columns = ROWS[4 if weight.kind == FOUR else 8] // (2 if gated else 1)
@@ -331,15 +408,17 @@ def setting(N: int, weight: Codes, *, gated: bool) -> tuple[int, int, int]:
 def run(product: QuantizedProduct, *, pdl: bool) -> None:
     """Launch for any number of rows, each on its own."""
     weight, N = product.weight, product.out.shape[1]
-    columns, spans, warps = setting(N, weight, gated=product.activation != 0)
+    pairs = weight.kind == FOUR and uses_asm(product.x)
+    columns, spans, warps = setting(N, weight, gated=product.activation != 0, pairs=pairs)
     kind, beside = weight.beside
     words = weight.words
     _vector_kernel[(cdiv(N, columns), product.x.shape[0])](
         product.x, words, weight.scales, beside, product.bias, product.residual, product.out,
         product.x.stride(0), words.stride(0), weight.scales.stride(0), product.residual_stride,
-        product.out.stride(0), N, ONE,
+        product.out.stride(0), N, MAGIC if pairs else ONE,
         C=weight.group, KIND=weight.kind, ZERO=weight.zero, BESIDE=kind, BN=columns, S=spans,
         K=weight.shape[1], SIZE=product.x.element_size(),
-        CONVERTS=weight.kind == FLOAT and converts(product.x.device), PDL=pdl, **product.flags,
+        CONVERTS=weight.kind == FLOAT and converts(product.x.device), PAIRS=pairs, PDL=pdl,
+        **product.flags,
         num_warps=warps, num_stages=1, launch_pdl=pdl,
     )  # fmt: skip

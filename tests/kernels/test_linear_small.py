@@ -41,13 +41,14 @@ def test_slices(case: GemmCase) -> None:
     assert relative_error(out, linear_small.reference(**half)) < 1e-3
 
 
+@pytest.mark.parametrize("rows", [8, 32])
 @pytest.mark.parametrize("case", [SLICED[0], SLICED[1], GemmCase(20, 70, 100, bias=True)], ids=str)
-def test_tiles_of_many_columns(case: GemmCase) -> None:
-    """From 64 columns on the matrix units get the weight as the left factor."""
+def test_tiles_with_the_weight_as_left_factor(case: GemmCase, rows: int) -> None:
+    """The matrix units get it so from 64 columns on, and where a tile has fewer than 16 rows."""
     arguments = operands(case, torch.float16, "cpu")
     out = torch.full((case.rows, case.N), float("nan"))
     named = {**arguments, "activation": ACTIVATIONS[arguments["activation"]]}
-    linear_tile.run(Product(out=out, **named), 32, 64, 32, 3, 4, pdl=False)
+    linear_tile.run(Product(out=out, **named), rows, 64 if rows == 32 else 16, 32, 3, 4, pdl=False)
     assert relative_error(out, linear_small.reference(**arguments)) < 1e-3
 
 

@@ -37,8 +37,8 @@ from zlm.worker.gpu_runner import GpuRunner
 from zlm.worker.gpu_sampler import GpuSampler
 from zlm.worker.gpu_steps import StepSizes
 from zlm.worker.gpu_tables import GpuTables
-from zlm.worker.kernel_farm import Farm, compile_all
-from zlm.worker.kernel_variants import Recorder
+from zlm.worker.kernel_farm import Farm, compile_all, tell
+from zlm.worker.kernel_variants import Recorder, current_target
 from zlm.worker.parallel import Group, join
 from zlm.worker.stage_runner import StageRunner
 
@@ -151,21 +151,24 @@ def _compile(
     """Find the kernels that the warm-up will launch, and compile those not in the cache.
 
     The worker that *leads*, the first of its machine, does it for all there; what is left to the
-    others are kernels of their own.
+    others are kernels of their own. A *farm* compiles what is found while more is looked for.
     """
-    with Recorder() as recorder, assembled.runner.graphs.paused():
+    began, target = time.perf_counter(), current_target()
+    found = None if farm is None else lambda variant: farm.add(variant, target)
+    with Recorder(found) as recorder, assembled.runner.graphs.paused():
         warm_up(assembled, resolved, num_blocks, times=1)
     log.info(
         "kernels: %d in the cache, %d to be compiled", recorder.num_cached, len(recorder.variants)
     )
-    if recorder.variants and leads:
-        compile_all(recorder.variants, farm, say)
     if farm is not None:
+        tell(len(recorder.variants), farm.finish(say), time.perf_counter() - began)
         farm.close()
+    elif recorder.variants and leads:
+        compile_all(recorder.variants, say)
     group.any(False)  # waits for those that lead
     left = [] if leads else recorder.missing()
     if left:
-        compile_all(left, say=say)
+        compile_all(left, say)
 
 
 def _use_idle_time(runner: GpuRunner, resolved: Resolved, sizes: StepSizes) -> None:

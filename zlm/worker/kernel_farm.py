@@ -48,6 +48,10 @@ class Farm:
         if num_processes is None:
             num_processes = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        self._waiting: deque[tuple[Variant, Target]] = deque()
+        self._failures: dict[Variant, str] = {}
+        self._added, self._there, self._no_more = 0, threading.Condition(), False
+        self._threads: list[threading.Thread] = []
         self._processes = [
             subprocess.Popen(
                 [sys.executable, "-P", "-m", "zlm.worker.kernel_farm"],
@@ -59,44 +63,71 @@ class Farm:
             for _ in range(num_processes)
         ]
 
+    def add(self, variant: Variant, target: Target) -> None:
+        """Have *variant* compiled for *target* into the cache, meanwhile."""
+        if not self._threads:
+            self._no_more = False
+            self._threads = [
+                threading.Thread(target=self._feed, args=(each,), daemon=True)
+                for each in self._processes
+            ]
+            for thread in self._threads:
+                thread.start()
+        with self._there:
+            self._waiting.append((variant, target))
+            self._added += 1
+            self._there.notify()
+
+    def finish(self, say: Callable[[str], None] | None = None) -> dict[Variant, str]:
+        """Wait until all that was added is compiled; return what failed, and why.
+
+        *say* is told now and then how many there are left.
+        """
+        with self._there:
+            self._no_more = True
+            self._there.notify_all()
+        added, told = self._added, self._added
+        for thread in self._threads:
+            thread.join(REPORT_SECONDS)
+            while thread.is_alive():
+                if say is not None and len(self._waiting) < told:
+                    told = len(self._waiting)
+                    say(f"compiling kernels: {told} of {added} left")
+                thread.join(REPORT_SECONDS)
+        failures, self._failures = self._failures, {}
+        self._threads, self._added = [], 0
+        return failures
+
     def compile(
         self,
         variants: Sequence[Variant],
         target: Target,
         say: Callable[[str], None] | None = None,
     ) -> dict[Variant, str]:
-        """Compile *variants* for *target* into the cache; return those that failed, and why.
+        """Compile *variants* for *target* into the cache; see ``finish``."""
+        for variant in variants:
+            self.add(variant, target)
+        return self.finish(say)
 
-        *say* is told now and then how many there are left.
-        """
-        waiting = deque(variants)
-        failures: dict[Variant, str] = {}
-
-        def feed(process: "subprocess.Popen[str]") -> None:
-            while True:
-                try:
-                    variant = waiting.popleft()
-                except IndexError:
+    def _feed(self, process: "subprocess.Popen[str]") -> None:
+        """Give *process* one variant after another, until there are no more."""
+        while True:
+            with self._there:
+                while not self._waiting and not self._no_more:
+                    self._there.wait()
+                if not self._waiting:
                     return
-                error = _ask(process, variant, target)
-                if error:
-                    failures[variant] = error
-
-        threads = [threading.Thread(target=feed, args=(each,)) for each in self._processes]
-        for thread in threads:
-            thread.start()
-        told = len(variants)
-        for thread in threads:
-            thread.join(REPORT_SECONDS)
-            while thread.is_alive():
-                if say is not None and len(waiting) < told:
-                    told = len(waiting)
-                    say(f"compiling kernels: {told} of {len(variants)} left")
-                thread.join(REPORT_SECONDS)
-        return failures
+                variant, target = self._waiting.popleft()
+            error = _ask(process, variant, target)
+            if error:
+                self._failures[variant] = error
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, and what waits for them."""
+        self._waiting.clear()
+        with self._there:
+            self._no_more = True
+            self._there.notify_all()
         for process in self._processes:
             assert process.stdin is not None
             with contextlib.suppress(OSError):  # it has died: there is nobody to tell
@@ -122,24 +153,24 @@ class Farm:
         self.close()
 
 
-def compile_all(
-    variants: Sequence[Variant],
-    farm: Farm | None = None,
-    say: Callable[[str], None] | None = None,
-) -> None:
-    """Compile *variants* into the cache, for the GPU of this process, in *farm* or a new one.
+def compile_all(variants: Sequence[Variant], say: Callable[[str], None] | None = None) -> None:
+    """Compile *variants* into the cache, for the GPU of this process.
 
     *say* is told now and then how many there are left.
     """
-    if farm is None and len(variants) < WORTH_IT:
+    if len(variants) < WORTH_IT:
         return
     began = time.perf_counter()
-    with farm or Farm() as processes:
-        failures = processes.compile(variants, current_target(), say)
+    with Farm() as farm:
+        failures = farm.compile(variants, current_target(), say)
+    tell(len(variants), failures, time.perf_counter() - began)
+
+
+def tell(count: int, failures: dict[Variant, str], seconds: float) -> None:
+    """Log what became of *count* variants, and in how many *seconds*."""
     for variant, error in failures.items():
         log.warning("%s was not compiled ahead: %s", variant.name, error)
-    seconds = time.perf_counter() - began
-    log.info("compiled %d kernels in %.1f s", len(variants) - len(failures), seconds)
+    log.info("compiled %d kernels in %.1f s", count - len(failures), seconds)
 
 
 def _ask(process: "subprocess.Popen[str]", variant: Variant, target: Target) -> str:

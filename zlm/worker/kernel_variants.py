@@ -16,6 +16,7 @@ import importlib
 import json
 import logging
 import pkgutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -45,7 +46,9 @@ class Recorder:
     graphs in it. Under Triton's interpreter kernels run, and nothing is noted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, found: Callable[[Variant], None] | None = None) -> None:
+        """*found* is told of each of ``variants`` when it is noted."""
+        self._found = found
         self.variants: list[Variant] = []
         self.num_cached = 0  # variants that the cache on disk has
         self._compiles: list[tuple[Any, dict[str, Any]]] = []  # how those it has not are compiled
@@ -89,6 +92,8 @@ class Recorder:
         else:
             self.variants.append(variant)
             self._compiles.append((fn.jit_function, compile))
+            if self._found is not None:
+                self._found(variant)
         kernels = fn.jit_function.device_caches[compile["device"]][0]
         kernels[compile["key"]] = _NotLaunched  # so that it is noted once
         self._stubs.append((kernels, compile["key"]))
