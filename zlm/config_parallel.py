@@ -12,6 +12,7 @@ from zlm.errors import ConfigError
 
 MAX_RANKS = 64
 EXECUTORS = ("mp", "ray")
+MASTER_PORT = 29501
 PORTS = 3  # from --master-port on: torch's rendezvous, the supervisor, the engine core
 
 
@@ -24,8 +25,8 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
     cpu_threads: int | None = None  # compute threads of a CPU worker; None: physical cores
     nnodes: int = 1  # machines that have the workers together
     node_rank: int = 0  # which of them this is; number 0 is the head, which has all but workers
-    master_addr: str | None = None  # the head's name or IPv4 address, as the other nodes see it
-    master_port: int = 29501  # the first of PORTS ports of the head
+    master_addr: str | None = None  # the head's name or IP address, as the other nodes see it
+    master_port: int = MASTER_PORT  # the first of PORTS ports of the head
     cluster_key_file: str | None = None  # holds the secret all nodes share; None: $ZLM_CLUSTER_KEY
     executor: Literal["mp", "ray"] = "mp"  # ray: Ray finds the other nodes and runs them
     headless: bool = False  # said of nodes other than the head, which have no front end anyway
@@ -75,5 +76,13 @@ def check_parallel(parallel: ParallelOptions) -> None:
             f"--nnodes {nodes} needs --master-addr, the name or address of node 0 on the network "
             "of the nodes"
         )
+    if nodes == 1 and parallel.executor == "mp":
+        for flag, is_given in (
+            ("--master-addr", parallel.master_addr is not None),
+            ("--master-port", parallel.master_port != MASTER_PORT),
+            ("--cluster-key", parallel.cluster_key_file is not None),
+        ):
+            if is_given:
+                raise ConfigError(f"{flag} is for several machines: it needs --nnodes 2 or more")
     if parallel.headless and rank == 0:
         raise ConfigError("--headless is for --node-rank 1 and up: node 0 answers HTTP")

@@ -60,7 +60,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     health_timeout_seconds: float = 10.0  # without progress until /health says so
     hang_timeout_seconds: float = 60.0  # without progress until a process is replaced
     startup_timeout_seconds: float = 600.0  # the same for one that loads
-    max_restarts: int = 5  # of the same process within 10 minutes, until the server gives up
+    max_restarts: int = 5  # of a process in 10 minutes, or in a row, until the server gives up
     log_requests: bool = True  # one log line a request
     limits: ServerLimits = ServerLimits()
 

@@ -39,6 +39,7 @@ from zlm.process_messages import (
     Ready as Ready,
     ServerState as ServerState,
     Stop as Stop,
+    Stuck as Stuck,
 )
 from zlm.request_messages import (
     Cancel as Cancel,

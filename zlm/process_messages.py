@@ -170,6 +170,16 @@ class Lost(Message, frozen=True, tag=17):
     incarnation: int
 
 
+class Stuck(Message, frozen=True, tag=25):
+    """Part of NodeState: a worker there does not get on. Told again until the worker is dead."""
+
+    role: str
+    index: int
+    seconds: float
+    is_stopped: bool  # it does not run at all
+    incarnation: int
+
+
 class NodeState(Message, frozen=True, tag=18):
     """Supervisor of another machine → the head's, every second and with news: how it is there."""
 
@@ -179,7 +189,7 @@ class NodeState(Message, frozen=True, tag=18):
     address: str  # where it takes an Order
     facts: dict[str, str]  # what must be the same on all nodes, as far as it is known
     running: int = -1  # incarnation of its living workers; -1: none lives
-    news: list[Ready | Progress | Lost] = []
+    news: list[Ready | Progress | Lost | Stuck] = []
 
 
 class Order(Message, frozen=True, tag=19):
@@ -192,6 +202,7 @@ class Order(Message, frozen=True, tag=19):
     session: int  # of the head's supervisor
     incarnation: int = -1  # -1: no workers
     launch: Launch | None = None
+    stacks_of: int = -1  # the worker that is to write its stacks now; -1: none
     leave: bool = False  # stop the workers and exit with status 0, or with 1 after a ``fault``
     fault: str = ""
 

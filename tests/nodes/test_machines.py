@@ -1,6 +1,7 @@
 """One engine on two machines: it answers as one process does, and loses none of its requests."""
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from fault_load import start_load
-from machines import FLAGS, Machines, Pair
+from machines import FLAGS, IPV6_ADDRESSES, Machines, Pair
 from running_server import Server, eventually_true
 
 PROMPTS: list[tuple[Any, dict[str, Any]]] = [
@@ -77,6 +78,7 @@ def test_a_wrong_key_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("ZLM_CLUSTER_KEY", "the secret of somebody else")
     status, last = pair.add_node().end()
     assert status == 1 and "refuses this node: the secret (--cluster-key or $ZLM_CL" in last
+    pair.head.wait_ready()
     pair.head.assert_good()
 
 
@@ -132,6 +134,22 @@ def test_stages_answer_as_one_process_and_leave_together(start: Start, alone: li
     assert not pair.machines.pids(1) and not pair.machines.workers(0)
 
 
+def test_over_ipv6_and_a_node_that_never_returns(
+    machines: Machines, start: Start, alone: list[Any]
+) -> None:
+    machines.add_ipv6()
+    limits = ["--startup-timeout", "10", "--max-restarts", "1"]
+    pair = start("-tp", "2", "--master-addr", IPV6_ADDRESSES[0], *limits)
+    pair.head.wait_ready()
+    assert answers(pair.head) == alone
+    pair.node.process.kill()
+    assert pair.head.process.wait(60) == 1
+    last = (
+        r"zlm: worker 1 on node 1 has made no progress for \d+ s \(not there: node 1\); it has .*"
+    )
+    assert re.fullmatch(last, pair.head.log.read_text().splitlines()[-1])
+
+
 def test_another_checkpoint_on_the_other_machine(start: Start, model: Path, tmp_path: Path) -> None:
     other = shutil.copytree(model, tmp_path / "model")
     with (other / "model.safetensors").open("r+b") as file:
@@ -145,11 +163,19 @@ def test_another_checkpoint_on_the_other_machine(start: Start, model: Path, tmp_
 
 
 @pytest.mark.slow
-def test_the_other_machines_worker_hangs(start: Start, alone: list[Any]) -> None:
+def test_a_worker_that_hangs_has_all_machines_write_stacks(start: Start, alone: list[Any]) -> None:
     pair = start("-tp", "2", "--hang-timeout", "3")
     pair.head.wait_ready()
-    breaks(pair, lambda: os.kill(pair.machines.workers(1)[0], signal.SIGSTOP))
-    assert recovered(pair, alone)
-    log = pair.node.log.read_text()
-    assert "stacks of worker 1" in log and "it hangs" in log
+    logs = pair.head.log, pair.node.log
+    for machine in (1, 0):  # the first while no other waits for it, and seems to hang as well
+        before = [len(log.read_text()) for log in logs]
+        (stopped,) = pair.machines.workers(machine)
+        os.kill(stopped, signal.SIGSTOP)
+        assert eventually_true(lambda: pair.head.health() == 503, 20)
+        assert recovered(pair, alone)
+        told = [log.read_text()[start:] for log, start in zip(logs, before, strict=True)]
+        assert re.search(r"worker \d has .*: it hangs", told[0])
+        for worker, text in enumerate(told):
+            stacks = rf"stacks of worker {worker} \(process \d+\):\n(.*\n)*?.*process\.py"
+            assert re.search(stacks, text), text
     pair.stop()

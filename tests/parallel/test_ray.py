@@ -12,8 +12,9 @@ import pytest
 from running_server import Server, eventually_true, free_port
 from tiny import tiny_checkpoint
 
-from zlm.config import ParallelOptions
+from zlm.config import Config, ModelOptions, ParallelOptions
 from zlm.errors import ConfigError
+from zlm.supervisor.ray_cluster import placed
 from zlm.supervisor.ray_driver import num_nodes
 
 FLAGS = [
@@ -112,6 +113,13 @@ def test_too_few_machines_are_said(cluster: None, model: Path, tmp_path: Path) -
 def test_as_many_machines_as_the_gpus_take(gpus: int, ranks: int, given: int, nodes: int) -> None:
     parallel = ParallelOptions(device="cuda", tensor_parallel_size=ranks, nnodes=given)
     assert num_nodes(parallel, gpus) == nodes
+
+
+def test_the_head_is_where_ray_says() -> None:
+    parallel = ParallelOptions(executor="ray", master_addr="10.0.0.1")
+    config = Config(model=ModelOptions(model="m"), parallel=parallel)
+    with pytest.raises(ConfigError, match="--master-addr"), placed(config):
+        pass
 
 
 def test_gpus_that_do_not_divide_the_workers_are_refused() -> None:

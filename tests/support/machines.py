@@ -19,6 +19,7 @@ from running_server import Server
 
 CLONE_NEWNET = 0x40000000
 ADDRESSES = ("10.211.77.1", "10.211.77.2")  # of the two on their network, seen by nobody else
+IPV6_ADDRESSES = ("fd77::1", "fd77::2")  # on a second network, if there is one: ``add_ipv6``
 FLAGS = [
     "--device", "cpu", "--cpu-threads", "1", "--served-model-name", "smol",
     "--max-model-len", "512", "--num-gpu-blocks-override", "200", "--max-num-batched-tokens", "48",
@@ -40,17 +41,27 @@ class Machines:
         """Make both and their link; pytest skips where that is not allowed."""
         if shutil.which("ip") is None:
             pytest.skip("there is no `ip` here: apt-get install iproute2")
-        a, b = self.names
         try:
             for name in self.names:
                 _ip("netns", "add", name)
-            _ip("link", "add", "veth0", "netns", a, "type", "veth", "peer", "veth0", "netns", b)
+                _ip("-n", name, "link", "set", "lo", "up")
+            self._connect("veth0", [f"{address}/24" for address in ADDRESSES])
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")
-        for name, address in zip(self.names, ADDRESSES, strict=True):
-            _ip("-n", name, "address", "add", f"{address}/24", "dev", "veth0")
-            _ip("-n", name, "link", "set", "lo", "up")
-            _ip("-n", name, "link", "set", "veth0", "up")
+
+    def add_ipv6(self) -> None:
+        """Join them by a second link, of IPv6 alone; pytest skips where the system has none."""
+        try:
+            self._connect("veth6", [f"{address}/64" for address in IPV6_ADDRESSES])
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no IPv6 here: {error.stderr.decode().strip()}")
+
+    def _connect(self, link: str, addresses: list[str]) -> None:
+        a, b = self.names
+        _ip("link", "add", link, "netns", a, "type", "veth", "peer", link, "netns", b)
+        for name, address in zip(self.names, addresses, strict=True):
+            _ip("-n", name, "address", "add", address, "dev", link, "nodad")
+            _ip("-n", name, "link", "set", link, "up")
 
     def remove(self) -> None:
         """Remove them; processes that are left there keep running without a link."""

@@ -1,4 +1,4 @@
-"""A tiny checkpoint quantized: fp8 in blocks, fp8 with a scale a row, 4 bits in groups."""
+"""Tiny checkpoints quantized: fp8 in blocks, fp8 with a scale a row, 4 bits in groups, MXFP4."""
 
 import json
 from pathlib import Path
@@ -33,6 +33,24 @@ def quantized(plain: Path, folder: Path, form: str) -> Path:
     content["quantization_config"] = FORMS[form]
     (folder / "config.json").write_text(json.dumps(content))
     return folder
+
+
+def with_mxfp4(folder: Path) -> dict[str, Tensor]:
+    """Put random MXFP4 in the place of gpt-oss's experts in *folder*; return what is stored."""
+    generator = torch.Generator().manual_seed(0)
+    stored = load_file(folder / "model.safetensors")
+    for name in [n for n in stored if n.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = stored.pop(name).shape
+        assert columns % 32 == 0
+        shape = experts, rows, columns // 32
+        blocks = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(118, 126, shape, generator=generator, dtype=torch.uint8)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(stored, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return stored
 
 
 def _parts(weight: Tensor, form: str) -> dict[str, Tensor]:

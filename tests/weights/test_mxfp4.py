@@ -1,41 +1,37 @@
 """gpt-oss as it is published, with MXFP4 experts: what transformers' own reading gives."""
 
-import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from counting_weights import Counting
+from safetensors.torch import save_file
 from tiny import tiny_checkpoint
+from tiny_quantized import with_mxfp4
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from zlm.errors import ModelError
-from zlm.models import registry
+from zlm.models import registry, shares
 from zlm.models.config import load_spec
 from zlm.ops.cpu import CpuOps
+from zlm.weights import load
 from zlm.weights.load import FedFolderWeights, open_weights
 from zlm.weights.mxfp4 import MXFP4Weights
+from zlm.weights.parts import chosen
+from zlm.weights.raw import RawFile
+from zlm.weights.region import Choose, whole
 
 Tensors = dict[str, torch.Tensor]
 
 
 def packed(folder: Path) -> tuple[Tensors, Tensors]:
     """Put random MXFP4 in the place of the experts; return what is stored and what it means."""
-    generator = torch.Generator().manual_seed(0)
-    stored = load_file(folder / "model.safetensors")
+    stored = with_mxfp4(folder)
     meant = dict(stored)
-    for name in [n for n in stored if n.endswith(("gate_up_proj", "down_proj"))]:
-        experts, columns, rows = stored.pop(name).shape
-        assert columns % 32 == 0
-        shape = experts, rows, columns // 32
-        blocks = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
-        scales = torch.randint(118, 126, shape, generator=generator, dtype=torch.uint8)
-        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        meant[name] = convert_moe_packed_tensors(blocks, scales)
-    save_file(stored, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    (folder / "config.json").write_text(json.dumps(config))
+    for name in [n.removesuffix("_blocks") for n in stored if n.endswith("_blocks")]:
+        parts = (meant.pop(name + part) for part in ("_blocks", "_scales"))
+        meant[name] = convert_moe_packed_tensors(*parts)
     return stored, meant
 
 
@@ -62,6 +58,51 @@ def test_weights_are_those_of_transformers(folder: Path) -> None:
         weights.close()
     ops = CpuOps(torch.float32)
     registry.build(spec, open_weights(folder, spec), ops=ops, max_model_len=64)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_a_rank_reads_the_blocks_of_its_part_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, device: str
+) -> None:
+    """Issue 8. With 96 inner columns only 3 ranks' parts begin and end where blocks do."""
+    _, meant = packed(folder)
+    spec = load_spec(folder)
+    stored, fed = Counting(folder, spec), FedFolderWeights(folder, spec, torch.device("cpu"))
+    sizes: list[int] = []
+    read_into = RawFile.read_into
+
+    def count(file: RawFile, buffer: memoryview, offset: int) -> None:
+        sizes.append(len(buffer))
+        read_into(file, buffer, offset)
+
+    monkeypatch.setattr(RawFile, "read_into", count)
+    monkeypatch.setattr(load, "LEAST_RUN_BYTES", 1)
+    weights = MXFP4Weights(stored if device == "cpu" else fed)
+
+    def num_read(name: str, choose: Choose) -> int:
+        """Return how many bytes are read of a tensor, which must be right, and its matrix too."""
+        before = stored.read + sum(sizes)
+        part = weights.part(name, choose)
+        found = stored.read + sum(sizes) - before
+        matrix = weights.matrix(name, choose)
+        assert stored.read + sum(sizes) - before == 2 * found
+        assert torch.equal(part, chosen(meant[name], choose))
+        rows = part.transpose(1, 2).flatten(0, 1)
+        assert matrix is not None and torch.equal(matrix.dequantize(torch.bfloat16), rows)
+        return found
+
+    inner, outer = (f"model.layers.0.mlp.experts.{last}" for last in ("gate_up_proj", "down_proj"))
+    for rank in range(ranks):
+        own = {
+            name: partial(shares.region, spec, name, rank=rank, ranks=ranks)
+            for name in (inner, outer)
+        }
+        assert num_read(inner, own[inner]) * ranks == num_read(inner, whole)
+        first, last = 96 * rank // ranks, 96 * (rank + 1) // ranks
+        num_blocks = -(-last // 32) - first // 32
+        assert num_read(outer, own[outer]) * 3 == num_read(outer, whole) * num_blocks
+    weights.close()
 
 
 def test_parts_that_do_not_agree_are_named(folder: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from counting_weights import Counting
 from paged_steps import PagedSequences
 from quantizers import CASES, quantized
 from safetensors.torch import load_file, save_file
@@ -18,10 +19,10 @@ from zlm.errors import ModelError
 from zlm.models import registry
 from zlm.models.config import load_spec
 from zlm.ops.cpu import CpuOps
-from zlm.weights.load import FedFolderWeights, FolderWeights, open_weights
+from zlm.weights.load import FedFolderWeights, open_weights
 from zlm.weights.parts import read_part
 from zlm.weights.quantized import QuantizedWeights
-from zlm.weights.region import Choose, Region
+from zlm.weights.region import Region
 
 
 @pytest.fixture(scope="module")
@@ -46,23 +47,6 @@ def test_weights_are_those_that_the_scheme_stores(plain: Path, tmp_path: Path, c
         assert torch.equal(weights.get(name), fed.get(name)), name
     model = registry.build(spec, weights, ops=CpuOps(torch.float32), max_model_len=64)
     assert model is not None
-
-
-class Counting(FolderWeights):
-    """Counts the bytes that are read."""
-
-    read = 0
-
-    def get(self, name: str) -> torch.Tensor:
-        tensor = super().get(name)
-        self.read += tensor.nbytes
-        return tensor
-
-    def part(self, name: str, choose: Choose) -> torch.Tensor:
-        before = self.read
-        tensor = super().part(name, choose)
-        self.read = before + tensor.nbytes  # all of it came by ``get``, if it did
-        return tensor
 
 
 @pytest.mark.parametrize("case", CASES)

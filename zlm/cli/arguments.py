@@ -365,7 +365,7 @@ SERVER = (
         field="server.max_restarts",
         metavar="N",
         parse=values.integer,
-        help="restarts of a process within 10 minutes until the server gives up; 0: none",
+        help="restarts of a process in 10 minutes, or in a row, until the server gives up",
     ),
 )
 

@@ -26,7 +26,7 @@ NODES = (
         field="parallel.master_addr",
         metavar="HOST",
         parse=values.text,
-        help="node 0's name or IPv4 address, as the others see it",
+        help="node 0's name or IP address, as the others see it",
         default="none",
     ),
     Argument(

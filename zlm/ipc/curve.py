@@ -46,12 +46,14 @@ class Keys:
 
     def listens(self, socket: zmq.Socket) -> None:
         """Let only those with this pair connect to where *socket* is bound from here on."""
+        socket.setsockopt(zmq.IPV6, 1)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
 
     def connects(self, socket: zmq.Socket) -> None:
         """Have *socket* connect only to listeners with this pair."""
         public, secret = zmq.curve_keypair()
+        socket.setsockopt(zmq.IPV6, 1)
         socket.setsockopt(zmq.CURVE_SERVERKEY, self.public)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, secret)

@@ -5,7 +5,6 @@ nothing of files or of steps.
 """
 
 import logging
-import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
@@ -29,7 +28,7 @@ from zlm.ops.batch import StepBatch
 from zlm.ops.block_matrix import BlockMatrix, Rows
 from zlm.ops.parallel import ALONE, Parallel
 from zlm.weights.parts import read_tensor
-from zlm.weights.region import Choose, Region, whole
+from zlm.weights.region import Choose, Region
 
 log = logging.getLogger(__name__)
 
@@ -128,16 +127,9 @@ def build(
 
     def read_quantized(name: str) -> BlockMatrix | None:
         name = shares.moved_layer(name, first)
-        of_experts = len(expected.get(name, ())) == 3  # on top of each other; shared out as tensors
-        if quantized is None or (of_experts and parallel.size > 1):
-            return None
-        matrix = quantized(name, whole if of_experts else partial(region, name))
-        if matrix is None:
-            return None
-        if on_read is not None:
+        matrix = None if quantized is None else quantized(name, partial(region, name))
+        if matrix is not None and on_read is not None:
             on_read(name, len(names))
-        if of_experts and math.prod(matrix.shape) != math.prod(expected[name]):
-            check_shape(expected, name, matrix.shape)
         return matrix
 
     own_names = {shares.moved_layer(name, -first) for name in names}

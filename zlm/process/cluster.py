@@ -29,8 +29,9 @@ VARIABLE = "ZLM_CLUSTER_KEY"  # environment of supervisors: the secret
 LEAST_CHARACTERS = 16  # of a secret
 NAME_SECONDS = 30.0  # how long the head's name may be unknown to itself
 MAKE_KEY = "head -c 32 /dev/urandom | base64"
-LOOPBACK = "127."  # what /etc/hosts often says of a machine's own name
+LOOPBACK = ("127.", "::1")  # what /etc/hosts often says of a machine's own name
 SIOCGIFADDR = 0x8915  # ioctl: the IPv4 address of an interface
+IPV6_INTERFACES = Path("/proc/net/if_inet6")  # its lines: address in hexadecimal, ..., interface
 
 
 def read_secret(parallel: ParallelOptions, environment: Mapping[str, str] = os.environ) -> bytes:
@@ -46,7 +47,7 @@ def read_secret(parallel: ParallelOptions, environment: Mapping[str, str] = os.e
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{where}: {error}") from error
     secret = secret.strip()
-    if not secret:
+    if not secret and path is None:
         raise ConfigError(
             f"--nnodes {parallel.nnodes} needs a secret that all nodes share: --cluster-key FILE "
             f"or ${VARIABLE}. This makes one: {MAKE_KEY}"
@@ -67,10 +68,13 @@ def facts(parallel: ParallelOptions) -> dict[str, str]:
 
 
 def head_address(parallel: ParallelOptions) -> str:
-    """Return the IPv4 address of --master-addr. Raises OSError if the name is not known (yet)."""
+    """Return the IP address of --master-addr, an IPv4 one if it has any.
+
+    Raises OSError if the name is not known (yet).
+    """
     assert parallel.master_addr is not None, "checked with the flags"
-    found = socket.getaddrinfo(parallel.master_addr, None, socket.AF_INET, socket.SOCK_STREAM)
-    return str(found[0][4][0])
+    found = socket.getaddrinfo(parallel.master_addr, None, type=socket.SOCK_STREAM)
+    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
 
 
 def await_head_address(parallel: ParallelOptions) -> str:
@@ -87,7 +91,7 @@ def await_head_address(parallel: ParallelOptions) -> str:
             if time.monotonic() > deadline:
                 raise ConfigError(f"--master-addr {name}: {error.strerror}") from error
         time.sleep(1.0)
-    if address.startswith(LOOPBACK) and not name.startswith((LOOPBACK, "localhost")):
+    if address.startswith(LOOPBACK) and not name.startswith((*LOOPBACK, "localhost")):
         raise ConfigError(
             f"--master-addr {name} is {address} on this machine, where no other finds it: give the "
             "address that it has on the network of the nodes"
@@ -97,13 +101,18 @@ def await_head_address(parallel: ParallelOptions) -> str:
 
 def own_address(head: str) -> str:
     """Return this machine's address on the way to *head*. Raises OSError if there is no way."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    family = socket.AF_INET6 if ":" in head else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((head, 9))  # sends nothing
         return str(probe.getsockname()[0])
 
 
 def interface(address: str) -> str | None:
     """Return the name of the network interface that has *address*; None if none has."""
+    if ":" in address:
+        wanted = socket.inet_pton(socket.AF_INET6, address).hex()
+        lines = (line.split() for line in IPV6_INTERFACES.read_text().splitlines())
+        return next((line[-1] for line in lines if line[0] == wanted), None)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
@@ -122,17 +131,24 @@ def worker_environment(address: str) -> dict[str, str]:
     """
     name = interface(address)
     wanted = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
+    if ":" in address:
+        wanted["NCCL_SOCKET_FAMILY"] = "AF_INET6"
     return {variable: value for variable, value in wanted.items() if variable not in os.environ}
+
+
+def endpoint(host: str, port: int | str) -> str:
+    """Return ZeroMQ's address of *port* of *host*; ``*`` is a port that the system chooses."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def supervisor_at(host: str, parallel: ParallelOptions) -> str:
     """Return where the head's supervisor, on *host*, takes what other nodes tell."""
-    return f"tcp://{host}:{parallel.master_port + 1}"
+    return endpoint(host, parallel.master_port + 1)
 
 
 def engine_at(host: str, parallel: ParallelOptions) -> str:
     """Return where the engine core, on *host*, takes what workers of other nodes tell."""
-    return f"tcp://{host}:{parallel.master_port + 2}"
+    return endpoint(host, parallel.master_port + 2)
 
 
 def cannot_listen(at: str, error: zmq.ZMQError) -> ConfigError:

@@ -119,6 +119,10 @@ class ProcessGroup:
         """Return on which other machine a process is, to be put after its name."""
         return ""
 
+    def absent(self) -> str:
+        """Return which machines are not there, to be put after why a process is lost."""
+        return ""
+
     def spawn(
         self,
         role: str,

@@ -1,9 +1,10 @@
 """Finds who is stuck: looks at the heartbeats every second, and has what hangs replaced.
 
 Before a stuck process is killed, every process writes where each of its threads stands to the log,
-for whoever wants to know why. A process that loads may run and yet wait for what never comes: a
-start must give news of its progress within each --startup-timeout. While nobody is stuck, the
-service manager's watchdog is fed: it acts if this process itself hangs.
+for whoever wants to know why. So do those of other machines, to the log there: a node tells the
+head who is stuck, and leaves the rest to it. A process that loads may run and yet wait for what
+never comes: a start must give news of its progress within each --startup-timeout. While nobody is
+stuck, the service manager's watchdog is fed: it acts if this process itself hangs.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import faulthandler
 import logging
 import signal
 import time
+from collections.abc import Callable
 
 from zlm.config import ServerOptions
 from zlm.process.heartbeat import Beat, HeartbeatReader
@@ -30,11 +32,18 @@ class HangWatch:
     """The supervisor's onlooker. ``run`` it as a task."""
 
     def __init__(
-        self, tree: Tree, keeper: Watcher, notifier: Notifier, options: ServerOptions
+        self,
+        tree: Tree,
+        keeper: Watcher,
+        notifier: Notifier,
+        options: ServerOptions,
+        tell: Callable[[Stall], None] | None = None,
     ) -> None:
+        """*tell* takes who is stuck every time that it is seen, if he is not to be lost here."""
         self._tree = tree
         self._keeper = keeper
         self._notifier = notifier
+        self._tell = tell
         self._hang_seconds = options.hang_timeout_seconds
         self._startup_seconds = options.startup_timeout_seconds
         self._reader = HeartbeatReader(tree.group.runtime)
@@ -51,6 +60,8 @@ class HangWatch:
             stuck = self._find() or self._find_silent(now)
             if stuck is None:
                 self._notifier.watchdog()
+            elif self._tell is not None:
+                self._tell(stuck)
             elif not self._tree.is_ending:
                 await self._condemn(stuck)
 
@@ -73,6 +84,9 @@ class HangWatch:
             for stall in self._watch.stalls(seconds, unit.names):
                 if unit.state is State.UP or stall.is_stopped:
                     return stall
+            told = self._tree.stuck
+            if told and unit.role == "engine" and told.incarnation == unit.incarnation:
+                return Stall(told.role, told.index, told.seconds, told.is_stopped)
         return None
 
     def _find_silent(self, now: float) -> Stall | None:
@@ -98,14 +112,22 @@ class HangWatch:
         """Have every process write its stacks; the one that is stuck, which may have to be
         continued for it, last.
         """
-        beats = self._reader.beats()  # who has a record knows the signal; a successor may not yet
-        group = self._tree.group
-        for beat in sorted(beats, key=lambda beat: (beat.role, beat.index) == stuck):
-            if group.pid(beat.role, beat.index) != beat.pid:
-                continue
-            logger.error("stacks of %s %d (process %d):", beat.role, beat.index, beat.pid)
-            group.signal(beat.role, beat.index, signal.SIGUSR1)
-            group.signal(beat.role, beat.index, signal.SIGCONT)
-            await asyncio.sleep(STACKS_SECONDS)
+        for name in sorted(self._tree.group.alive, key=lambda name: name == stuck):
+            if self.write_stacks_of(*name):
+                await asyncio.sleep(STACKS_SECONDS)
         logger.error("stacks of the supervisor:")
         faulthandler.dump_traceback()
+
+    def write_stacks_of(self, role: str, index: int) -> bool:
+        """Have a process write its stacks; return whether it does: it may not yet know how to."""
+        group = self._tree.group
+        where, pid = group.place(role, index), group.pid(role, index)
+        # Who has a record knows the signal.
+        if not where and not any(beat.pid == pid for beat in self._reader.beats()):
+            return False
+        logger.error(
+            "stacks of %s %d%s (%s):", role, index, where, f"process {pid}" if pid else "there"
+        )
+        group.signal(role, index, signal.SIGUSR1)
+        group.signal(role, index, signal.SIGCONT)
+        return True

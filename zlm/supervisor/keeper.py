@@ -186,7 +186,8 @@ class Keeper:
         unit = self._unit_of[name]
         if incarnation != unit.incarnation or unit.state is State.DOWN:
             return False
-        what = f"{name[0]} {name[1]}{self._group.place(*name)} {reason}"
+        place, absent = self._group.place(*name), self._group.absent()
+        what = f"{name[0]} {name[1]}{place} {reason}{absent}"
         if not self._tree.has_served or self._tree.is_ending:
             self._tree.fail(what)
         else:

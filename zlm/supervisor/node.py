@@ -27,11 +27,11 @@ from zlm.config import Config
 from zlm.errors import ConfigError
 from zlm.ipc.link import Link
 from zlm.ipc.sockets import AsyncInbox
-from zlm.messages import Lost, NodeState, Order, Progress, Ready, Stop
+from zlm.messages import Lost, NodeState, Order, Progress, Ready, Stop, Stuck
 from zlm.process import cluster
 from zlm.process.launch import ProcessGroup, module_command
 from zlm.process.runtime import RuntimeDirectory
-from zlm.process.watch import Silence
+from zlm.process.watch import Silence, Stall
 from zlm.supervisor.device import find_device
 from zlm.supervisor.drain import STOP_SECONDS
 from zlm.supervisor.hangs import HangWatch
@@ -57,7 +57,8 @@ class Node:
         self._config = config
         self._parallel = config.parallel
         self._rank = config.parallel.node_rank
-        self._where = f"{config.parallel.master_addr}:{config.parallel.master_port + 1}"
+        where = cluster.supervisor_at(str(config.parallel.master_addr), config.parallel)
+        self._where = where.removeprefix("tcp://")
         self._command = command
         self._notifier = Notifier()
         self._session = random.SystemRandom().getrandbits(62) | 1
@@ -73,7 +74,7 @@ class Node:
         self._inbox: AsyncInbox | None = None
         self._order = Order(NOBODY)
         self._is_launched = False
-        self._news: list[Ready | Progress | Lost] = []
+        self._news: list[Ready | Progress | Lost | Stuck] = []
         self._has_changed = True  # there is something to do or to tell
 
     @property
@@ -100,9 +101,9 @@ class Node:
         self._group = ProcessGroup(runtime, self._context, command=self._command)
         tree = self._tree = Tree(self._group, self._context, self._notifier.status)
         tree.keeper = self
-        watching = asyncio.create_task(
-            HangWatch(tree, self, self._notifier, self._config.server).run()
-        )
+        limits = self._config.server
+        self._hangs = HangWatch(tree, self, self._notifier, limits, self._tell_stuck)
+        watching = asyncio.create_task(self._hangs.run())
         watching.add_done_callback(tree.note_end)
         self._resolving = Resolving(tree, self._read_model)
         self._silence = Silence()
@@ -173,7 +174,7 @@ class Node:
         logger.info("node %d, at %s, looks for node 0 at %s", self._rank, self._own, where)
         keys = cluster.supervisor_keys(self._key)
         self._inbox = AsyncInbox(
-            self._context, f"tcp://{self._own}:*", Order, self._take_order,
+            self._context, cluster.endpoint(self._own, "*"), Order, self._take_order,
             on_error=self._misread, keys=keys,
         )  # fmt: skip
         to = cluster.supervisor_at(head, self._parallel)
@@ -220,6 +221,9 @@ class Node:
 
     def _take_order(self, order: Order) -> None:
         self._num_orders += 1
+        if order.stacks_of != NO_WORKERS:
+            self._hangs.write_stacks_of("worker", order.stacks_of)
+            return
         if order.session != self._order.session:
             logger.info("node 0 is there")
             self._take_down()
@@ -336,6 +340,11 @@ class Node:
         self._tell(Lost(*name, reason, incarnation))
         return True
 
-    def _tell(self, news: Ready | Progress | Lost) -> None:
+    def _tell_stuck(self, stall: Stall) -> None:
+        """Pass on that a worker does not get on; the head has all killed when it has looked."""
+        incarnation = self._unit.incarnation
+        self._tell(Stuck(stall.role, stall.index, stall.seconds, stall.is_stopped, incarnation))
+
+    def _tell(self, news: Ready | Progress | Lost | Stuck) -> None:
         self._news.append(news)
         self._wake()

@@ -129,9 +129,11 @@ class SpreadGroup(ProcessGroup):
 
     def place(self, role: str, index: int) -> str:
         node = self._node_of(role, index)
-        if node is None:
-            return ""
-        return f" on node {node.rank}" + ("" if node.link else ", which is not there,")
+        return "" if node is None else f" on node {node.rank}"
+
+    def absent(self) -> str:
+        ranks = [str(node.rank) for node in self._nodes if node.link is None]
+        return f" (not there: node {', '.join(ranks)})" if ranks else ""
 
     def spawn(
         self,
@@ -173,6 +175,8 @@ class SpreadGroup(ProcessGroup):
             super().signal(role, index, number)
         elif number == signal.SIGKILL:
             self._order(node, Order(self._session))
+        elif number == signal.SIGUSR1:
+            self._send_order(node, stacks_of=index)
 
     def kill(self) -> list[Death]:
         for node in self._nodes:
@@ -199,11 +203,12 @@ class SpreadGroup(ProcessGroup):
             node.order = order
             self._send_order(node)
 
-    def _send_order(self, node: _Node) -> None:
+    def _send_order(self, node: _Node, stacks_of: int = NO_WORKERS) -> None:
         if node.link is not None:
             known = self.facts.keys() <= node.facts.keys()
-            order = node.order
-            node.link.send(order if known else msgspec.structs.replace(order, launch=None))
+            launch = node.order.launch if known else None
+            order = msgspec.structs.replace(node.order, launch=launch, stacks_of=stacks_of)
+            node.link.send(order)
 
     # -------------------------------------------------------------------- what the nodes tell
 

@@ -52,6 +52,8 @@ def placed(config: Config) -> Iterator[Config]:
     if parallel.executor != "ray":
         yield config
         return
+    if parallel.master_addr is not None:
+        raise ConfigError("--master-addr: --distributed-executor-backend ray takes Ray's own")
     device = find_device(parallel.device)
     environment = {}
     if os.environ.get("RAY_USE_TLS") == "1" and parallel.cluster_key_file is None:

@@ -32,6 +32,7 @@ from zlm.messages import (
     Progress,
     Ready,
     ServerState,
+    Stuck,
     ToSupervisor,
 )
 from zlm.process.launch import Death, ProcessGroup
@@ -96,6 +97,7 @@ class Tree:
         self.fault: str | None = None  # the first thing that went wrong
         self.num_signals = 0  # requests to end
         self.num_news = 0  # of how far the supervisor's own part of the start is
+        self.stuck: Stuck | None = None  # a worker of another machine, where that was seen last
         self.is_stopping = False  # deaths are expected from now on
         self._oom_kills = oom_kills()  # of the whole machine
         self._on_progress = on_progress
@@ -200,6 +202,8 @@ class Tree:
                 keeper.lost((role, index), sender, f"{how}: {text}")
             case Lost(role, index, reason, sender):
                 keeper.lost((role, index), sender, reason)
+            case Stuck():
+                self.stuck = message
         self._news.set()
 
     def _relay(self, message: Administer | Administered) -> None:

@@ -7,7 +7,7 @@ import enum
 from collections import deque
 from dataclasses import dataclass, field
 
-WINDOW_SECONDS = 600.0  # failures further back are forgotten
+WINDOW_SECONDS = 600.0  # failures further back are forgotten, once it has worked since
 DELAYS_SECONDS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # before the first restart, the second ...
 
 Name = tuple[str, int]  # role and index
@@ -28,7 +28,7 @@ class Backoff:
     At once, if it had worked; the longer, the more often it has failed to come up since.
     """
 
-    most: int  # restarts within WINDOW_SECONDS
+    most: int  # restarts within WINDOW_SECONDS, or in a row: a start may fail slowly
     _failures: deque[float] = field(default_factory=deque)
     _in_a_row: int = 0  # failures since it last worked
 
@@ -39,9 +39,9 @@ class Backoff:
     def after_failure(self, now: float) -> float | None:
         """Note a failure at *now*; return the seconds to wait, None if it was one too many."""
         self._failures.append(now)
-        while self._failures[0] < now - WINDOW_SECONDS:
+        self._in_a_row += 1
+        while len(self._failures) > self._in_a_row and self._failures[0] < now - WINDOW_SECONDS:
             self._failures.popleft()
-        self._in_a_row = min(self._in_a_row + 1, len(self._failures))
         if len(self._failures) > self.most:
             return None
         return DELAYS_SECONDS[min(self._in_a_row, len(DELAYS_SECONDS)) - 1]

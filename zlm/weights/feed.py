@@ -39,20 +39,22 @@ class Feeder:
         for _ in range(num_threads):
             self._buffers.put(torch.empty(piece_bytes, dtype=torch.uint8, pin_memory=pin))
 
-    def read(self, file: RawFile, offset: int, num_bytes: int) -> Tensor:
-        """Return *num_bytes* bytes of *file* at *offset*, uint8 on the device, complete.
+    def read(self, file: RawFile, *spans: tuple[int, int]) -> Tensor:
+        """Return the bytes of *file* in *spans*, each an offset and a number of bytes, one after
+        another: uint8 on the device, complete.
 
         Raises ModelError, naming the file, if they cannot be read.
         """
-        target = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        num_bytes = sum(length for _, length in spans)
+        rest = target = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         step, is_cuda = self._piece_bytes, self._device.type == "cuda"
         stream = torch.cuda.current_stream(self._device) if is_cuda else None
-        pieces = [
-            self._threads.submit(
-                self._fill, file, offset + start, target[start : start + step], stream
-            )
-            for start in range(0, num_bytes, step)
-        ]
+        pieces = []
+        for offset, length in spans:
+            for at, piece in enumerate(rest[:length].split(step)):
+                place = offset + at * step
+                pieces.append(self._threads.submit(self._fill, file, place, piece, stream))
+            rest = rest[length:]
         for piece in pieces:
             piece.result()
         return target

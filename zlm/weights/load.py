@@ -11,6 +11,7 @@ too, which it dequantises in no time.
 Which tensors a model must have is not known here; names() tells what there is.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -36,6 +37,7 @@ from zlm.weights.region import Choose, whole
 from zlm.weights.safetensors import folder_tensors, naming, open_file, tensor_places
 
 CPU = torch.device("cpu")
+LEAST_RUN_BYTES = 64 << 10  # shorter ones are not read one by one: what lies between comes, too
 INTERLEAVED = ("llama", "mixtral", "smollm3")  # families whose rows of q and k converters reorder
 
 
@@ -131,29 +133,33 @@ class FedFolderWeights:
         stored = self._names[name]
         path = self._paths[stored]
         place = self._places[path][stored]
-        raw = self._feeder.read(self._files[path], place.offset, place.num_bytes)
+        raw = self._feeder.read(self._files[path], (place.offset, place.num_bytes))
         return raw.view(getattr(torch, place.dtype)).view(place.shape)
 
     def part(self, name: str, choose: Choose) -> Tensor:
-        """Return what *choose* names of tensor *name*: of rows, no others are read."""
+        """Return what *choose* names of tensor *name*: no more is read, unless it is in scraps."""
         stored = self._names[name]
         path = self._paths[stored]
         place = self._places[path][stored]
         region = choose(place.shape)
-        if region is None or region.dim or not region.ranges:
-            tensor = self.get(name)
-            return tensor if region is None else read_part(tensor, region)
-        rows, columns = place.shape[0], place.shape[1:]
-        row_bytes = place.num_bytes // max(rows, 1)
-        read = [
-            self._feeder.read(
-                self._files[path], place.offset + first * row_bytes, (last - first) * row_bytes
-            )
+        if region is None:
+            return self.get(name)
+        outer, size = place.shape[: region.dim], place.shape[region.dim]
+        runs = math.prod(outer)
+        unit = place.num_bytes // max(runs * size, 1)  # bytes of one entry of the dimension
+        shortest = min((last - first for first, last in region.ranges), default=0) * unit
+        if not region.ranges or (region.dim and (region.zeros or shortest < LEAST_RUN_BYTES)):
+            return read_part(self.get(name), region)
+        spans = [
+            (place.offset + (run * size + first) * unit, (last - first) * unit)
+            for run in range(runs)
             for first, last in region.ranges
         ]
-        read.append(read[0].new_zeros(region.zeros * row_bytes))
-        raw = torch.cat(read) if region.zeros or len(read) > 2 else read[0]
-        return raw.view(getattr(torch, place.dtype)).view(-1, *columns)
+        raw = self._feeder.read(self._files[path], *spans)
+        if region.zeros:
+            raw = torch.cat((raw, raw.new_zeros(region.zeros * unit)))
+        inner = place.shape[region.dim + 1 :]
+        return raw.view(getattr(torch, place.dtype)).view(*outer, -1, *inner)
 
     def shape(self, name: str) -> Sequence[int]:
         """Return the shape of tensor *name*."""
@@ -223,7 +229,7 @@ class GGUFWeights:
     def _raw(self, name: str, info: TensorInfo) -> Tensor:
         """Return the encoded rows of tensor *name*, in Hugging Face's order."""
         if self._feeder is not None:
-            raw = self._feeder.read(self._file, info.offset, info.num_bytes)
+            raw = self._feeder.read(self._file, (info.offset, info.num_bytes))
         else:
             raw = _read(self._file, info.offset, info.num_bytes)
         heads = self._interleaved_heads(name)

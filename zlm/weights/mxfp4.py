@@ -1,31 +1,34 @@
 """A published gpt-oss checkpoint, whose experts are MXFP4, under the names of a plain one.
 
 ``gate_up_proj_blocks`` [E, 2 I, G, 16] and ``gate_up_proj_scales`` [E, 2 I, G] are
-``gate_up_proj`` [E, H, 2 I] here, dequantized when it is asked for, and so is ``down_proj``.
+``gate_up_proj`` [E, H, 2 I] here, dequantized when it is asked for, and so is ``down_proj``. Of a
+part the blocks are read in which it lies, and no others.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from zlm.errors import ModelError
 from zlm.layers.quantization import mxfp4
 from zlm.ops.block_matrix import BlockMatrix
-from zlm.weights.parts import chosen, chosen_matrix, read_tensor
-from zlm.weights.region import Choose, whole
+from zlm.weights.parts import part_of_matrix
+from zlm.weights.region import Choose, Region, whole
 
 if TYPE_CHECKING:
-    from zlm.weights.load import Weights
+    from zlm.weights.load import FedFolderWeights, FolderWeights
 
-T = TypeVar("T")
 BLOCKS, SCALES = "_blocks", "_scales"
+AXES = (0, 2, 1)  # dimensions of blocks and scales, of those of a plain tensor
+COLUMNS = 1  # dimension of a plain tensor that blocks are formed along
 
 
 class MXFP4Weights:
     """See ``zlm.weights.load.Weights``. Owns *stored*."""
 
-    def __init__(self, stored: "Weights") -> None:
+    def __init__(self, stored: "FolderWeights | FedFolderWeights") -> None:
         self._stored = stored
         present = set(stored.names())
         self._packed = {  # our names of what is stored in two parts
@@ -39,29 +42,46 @@ class MXFP4Weights:
         return [*(name for name in self._stored.names() if name not in parts), *self._packed]
 
     def get(self, name: str) -> Tensor:
-        if name not in self._packed:
-            return self._stored.get(name)
-        return self._read(name, mxfp4.dequantize).transpose(1, 2)
-
-    def matrix(self, name: str, choose: Choose = whole) -> BlockMatrix | None:
-        """Return the weights *name* of all experts as they are quantized; None if they are not."""
-        if name not in self._packed:
-            return None
-        return chosen_matrix(self._read(name, mxfp4.matrix), choose)
-
-    def _read(self, name: str, make: Callable[[Tensor, Tensor], T]) -> T:
-        """Return what *make* makes of blocks and scales of *name*."""
-        blocks, scales = (self._stored.get(name + part) for part in (BLOCKS, SCALES))
-        try:
-            return make(blocks, scales)
-        except ValueError as error:
-            raise ModelError(f"the parts of the quantized {name} do not agree: {error}") from error
+        return self.part(name, whole)
 
     def part(self, name: str, choose: Choose) -> Tensor:
-        """Return what *choose* names of tensor *name*: of one that is not quantized, no more."""
+        """Return what *choose* names of tensor *name*."""
         if name not in self._packed:
-            return read_tensor(self._stored, name, choose)
-        return chosen(self.get(name), choose)
+            return self._stored.part(name, choose)
+        experts, matrix = self._read(name, choose)
+        # It holds them exactly.
+        return matrix.dequantize(torch.bfloat16).unflatten(0, (experts, -1)).transpose(1, 2)
+
+    def matrix(self, name: str, choose: Choose = whole) -> BlockMatrix | None:
+        """Return what *choose* names of the tensor *name* as it is quantized; None if it is not.
+
+        The experts are on top of each other, each as rows of K: [E N, K] for a plain [E, K, N].
+        """
+        return self._read(name, choose)[1] if name in self._packed else None
+
+    def _read(self, name: str, choose: Choose) -> tuple[int, BlockMatrix]:
+        """Return how many experts there are, and the matrix of their weights *name*."""
+        parts, group = (name + BLOCKS, name + SCALES), mxfp4.GROUP
+        try:
+            experts, rows, columns = mxfp4.shape(*map(self._stored.shape, parts))
+        except ValueError as error:
+            raise ModelError(f"the parts of the quantized {name} do not agree: {error}") from error
+        region = choose((experts, columns, rows))
+        if region is None or region.dim != COLUMNS:
+            own = None if region is None else replace(region, dim=AXES[region.dim])
+            blocks, scales = (self._stored.part(part, lambda _: own) for part in parts)
+            return len(blocks), mxfp4.matrix(blocks, scales)
+        spans = tuple((first // group, -(-last // group)) for first, last in region.ranges)
+        within = Region(AXES[COLUMNS], spans)
+        matrix = mxfp4.matrix(*(self._stored.part(part, lambda _: within) for part in parts))
+        ranges, start = [], 0  # where *region* lies in what was read
+        for (first, last), (low, high) in zip(region.ranges, spans, strict=True):
+            begin = start + first - low * group
+            ranges.append((begin, begin + last - first))
+            start += (high - low) * group
+        cut = part_of_matrix(matrix, replace(region, ranges=tuple(ranges)))
+        assert cut is not None, "columns are in their order"
+        return experts, cut
 
     def close(self) -> None:
         self._stored.close()

@@ -84,7 +84,7 @@ def _meet_engine(child: Child, inbox: Inbox, parallel: ParallelOptions) -> tuple
         return child.outbox("engine", 0, child.incarnation), ""
     keys = cluster.read_keys(child.runtime, child.incarnation)
     head = cluster.head_address(parallel)
-    address = inbox.listen(f"tcp://{cluster.own_address(head)}:*", keys)
+    address = inbox.listen(cluster.endpoint(cluster.own_address(head), "*"), keys)
     return Outbox(child.context, cluster.engine_at(head, parallel), keys=keys), address
 
 

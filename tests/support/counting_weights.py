@@ -1,0 +1,23 @@
+"""A checkpoint that counts what is read of it."""
+
+import torch
+
+from zlm.weights.load import FolderWeights
+from zlm.weights.region import Choose
+
+
+class Counting(FolderWeights):
+    """Counts the bytes that are read."""
+
+    read = 0
+
+    def get(self, name: str) -> torch.Tensor:
+        tensor = super().get(name)
+        self.read += tensor.nbytes
+        return tensor
+
+    def part(self, name: str, choose: Choose) -> torch.Tensor:
+        before = self.read
+        tensor = super().part(name, choose)
+        self.read = before + tensor.nbytes  # all of it came by ``get``, if it did
+        return tensor
