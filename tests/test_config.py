@@ -134,6 +134,12 @@ def test_budgets_fit_each_other() -> None:
             "--nnodes 2 needs --master-addr",
         ),
         ({"parallel": ParallelOptions(node_rank=1)}, "--node-rank 1 needs --nnodes 2 or more"),
+        (
+            {"parallel": ParallelOptions(master_addr="10.0.0.1")},
+            "--master-addr is for several machines: it needs --nnodes 2 or more",
+        ),
+        ({"parallel": ParallelOptions(master_port=30000)}, "--master-port is for several"),
+        ({"parallel": ParallelOptions(cluster_key_file="key")}, "--cluster-key is for several"),
         ({"parallel": ParallelOptions(headless=True)}, "--headless is for --node-rank 1 and up"),
         ({"server": ServerOptions(ssl_keyfile="k")}, "--ssl-keyfile needs --ssl-certfile"),
         (

@@ -147,11 +147,12 @@ class AsyncLLM:
         return self._stream(call, request_id)
 
     async def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | None = None
     ) -> list[BeamSearchOutput]:
         """Return the likeliest outputs that are found for each prompt; as ``LLM.beam_search``."""
         call = offline_calls.generate(self._resolved, prompts, SamplingParams(), None)
-        rounds = beam_searches(self._engine, call, params)
+        given = offline_calls.checked(params, "params", BeamSearchParams)
+        rounds = beam_searches(self._engine, call, given)
         answers = None
         while True:
             try:

@@ -14,7 +14,7 @@ from zlm.config import Resolved
 from zlm.errors import BadRequest, Internal, TooLong
 from zlm.messages import Delta, Failed, Generate
 from zlm.offline import Answer, OfflineEngine
-from zlm.offline_calls import TextCall, checked
+from zlm.offline_calls import TextCall
 from zlm.outputs import BeamSearchOutput, BeamSearchSequence, Logprob
 from zlm.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
 
@@ -74,13 +74,12 @@ class BeamSearch:
 
 
 def beam_searches(
-    engine: OfflineEngine, call: TextCall, given: BeamSearchParams
+    engine: OfflineEngine, call: TextCall, params: BeamSearchParams
 ) -> Generator[list[Generate], list[Answer], list[BeamSearchOutput]]:
     """Search the outputs of the prompts of *call*; its sampling parameters are not looked at.
 
-    Raises BadRequest or TooLong for parameters that cannot be.
+    *params* are checked. Raises BadRequest or TooLong for those that this model cannot do.
     """
-    params = checked(given, "params")
     eos_ids = engine.resolved.spec.eos_token_ids
     if params.ignore_eos:
         eos_ids = ()

@@ -180,7 +180,10 @@ class ModelError(ZlmError):
     type = "model_error"
 
 
-class ConfigError(ZlmError):
-    """A flag, a config file or the environment is wrong; raised before anything is served."""
+class ConfigError(ZlmError, ValueError):
+    """A flag, a config file or the environment is wrong; raised before anything is served.
+
+    Offline callers may catch it as the ValueError it is.
+    """
 
     type = "config_error"

@@ -182,17 +182,18 @@ class LLM:
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: BeamSearchParams,
+        params: BeamSearchParams | None = None,
         *,
         use_tqdm: Progress = False,
     ) -> list[BeamSearchOutput]:
         """Return the ``params.beam_width`` likeliest outputs that are found for each prompt.
 
-        Raises as ``generate`` does.
+        Raises as ``generate`` does, and if there are no params.
         """
         call = offline_calls.generate(self._engine.resolved, prompts, SamplingParams(), None)
-        rounds = beam_searches(self._engine, call, params)
-        with ProgressBar(params.max_tokens, use_tqdm) as bar, self._turn() as engine:
+        given = offline_calls.checked(params, "params", BeamSearchParams)
+        rounds = beam_searches(self._engine, call, given)
+        with ProgressBar(given.max_tokens, use_tqdm) as bar, self._turn() as engine:
             answers = None
             while True:
                 try:

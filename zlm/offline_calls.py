@@ -5,24 +5,33 @@ are sent and waited for is the business of the class that was called. The calls 
 vectors are in ``zlm.offline_pooling``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypedDict, TypeVar
 
 import msgspec
 
 from zlm.config import Resolved
-from zlm.errors import BadRequest, ZlmError
+from zlm.errors import BadRequest, ZlmError, clip
+from zlm.frontend.openai.body import located
+from zlm.frontend.openai.messages import conversation, strict_keys
 from zlm.messages import ChatPrompt, Generate, Pool
 from zlm.offline import Answer, OfflineEngine
 from zlm.offline_options import check_keywords
 from zlm.offline_text import TextAnswer
 from zlm.outputs import RequestOutput
-from zlm.prompts import ChatMessage, Prompt, as_list, conversation, conversations, prompt_parts
-from zlm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from zlm.pooling_params import PoolingParams
+from zlm.prompts import ChatMessage, Prompt, as_list, conversations, prompt_parts
+from zlm.sampling_params import (
+    MAX_SEED,
+    MIN_SEED,
+    BeamSearchParams,
+    RequestOutputKind,
+    SamplingParams,
+)
 
 T = TypeVar("T")
-P = TypeVar("P", SamplingParams, BeamSearchParams)
+P = TypeVar("P", SamplingParams, BeamSearchParams, PoolingParams)
 Asked = TypeVar("Asked", Generate, Pool)
 Out = TypeVar("Out")
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -102,6 +111,11 @@ def chat(
     Raises TypeError for an option that there is not.
     """
     check_keywords("chat", options, ChatOptions)
+    try:
+        msgspec.convert(options, ChatOptions)
+    except msgspec.ValidationError as error:
+        field, problem = located(str(error))
+        raise BadRequest(f"{field}: {problem}", param=field) from error
     continues = options.get("continue_final_message", False)
     generates = options.get("add_generation_prompt", True)
     if continues and generates:
@@ -113,7 +127,7 @@ def chat(
         {
             "prompts": [],
             "chat": ChatPrompt(
-                messages=conversation(i, each),
+                messages=_conversation(i, each),
                 tools=options.get("tools"),
                 add_generation_prompt=generates,
                 continue_final_message=continues,
@@ -135,13 +149,16 @@ def _texts(
 ) -> TextCall:
     count = len(requests)
     given = default_params(resolved) if params is None else params
-    if isinstance(given, SamplingParams):
-        every = [checked(given, "sampling_params")] * count
-    else:
+    if isinstance(given, Sequence):
         each = _one_each("sampling_params", given, count)
-        every = [checked(p, f"sampling_params[{i}]") for i, p in enumerate(each)]
-    one = priority or 0
-    priorities = _one_each("priority", [one] * count if isinstance(one, int) else one, count)
+        every = [checked(p, f"sampling_params[{i}]", SamplingParams) for i, p in enumerate(each)]
+    else:
+        every = [checked(given, "sampling_params", SamplingParams)] * count
+    priorities = priority if isinstance(priority, Sequence) else [priority or 0] * count
+    for n in _one_each("priority", priorities, count):
+        if not (isinstance(n, int) and MIN_SEED <= n <= MAX_SEED):
+            message = f"priority must be a signed 64-bit integer, got {clip(repr(n))}"
+            raise BadRequest(message, param="priority")
     generates = [
         Generate(0, 0.0, params=p, return_token_ids=True, priority=n, **request)
         for request, p, n in zip(requests, every, priorities, strict=True)
@@ -168,18 +185,21 @@ def default_params(resolved: Resolved) -> SamplingParams:
     )
 
 
-def checked(params: P, where: str) -> P:
+def checked(params: object, where: str, kind: type[P]) -> P:
     """Return a checked copy of *params*; raise BadRequest, saying *where*, if it is wrong."""
-    kind = BeamSearchParams if isinstance(params, BeamSearchParams) else SamplingParams
     if not isinstance(params, kind):
-        raise TypeError(f"{where} must be SamplingParams, not {type(params).__name__}")
+        message = f"{where} must be {kind.__name__}, got {clip(repr(params))}"
+        raise BadRequest(message, param=where)
     try:
-        copy = msgspec.convert(msgspec.to_builtins(params), type(params))
+        copy = msgspec.convert(msgspec.to_builtins(params), kind)
         copy.check()
     except (TypeError, msgspec.ValidationError) as error:
         cause = error.__cause__  # of a copy that was refused as it was made
-        param = cause.param if isinstance(cause, ZlmError) else "sampling_params"
-        raise BadRequest(f"{where}: {error}", param=param) from error
+        if isinstance(cause, ZlmError):
+            raise BadRequest(f"{where}: {cause.message}", param=cause.param) from error
+        field, problem = located(str(error))
+        message = ": ".join(filter(None, (where, field, problem)))
+        raise BadRequest(message, param=field or where) from error
     except ZlmError as error:
         raise BadRequest(f"{where}: {error.message}", param=error.param) from error
     return copy
@@ -187,5 +207,21 @@ def checked(params: P, where: str) -> P:
 
 def _one_each(name: str, values: Sequence[T], count: int) -> Sequence[T]:
     if len(values) != count:
-        raise ValueError(f"{name} has {len(values)} entries for {count} prompts")
+        message = f"{name} has {len(values)} entries for {count} prompts"
+        raise BadRequest(message, param=name)
     return values
+
+
+def _conversation(index: int, messages: Any) -> list[ChatMessage]:
+    """Return conversation number *index* in the template's form, checked as a server does."""
+    where = f"conversation {index}: "
+    is_list = isinstance(messages, Sequence) and all(isinstance(m, Mapping) for m in messages)
+    if isinstance(messages, str) or not is_list:
+        message = f"{where}must be a list of messages, dicts with role and content"
+        raise BadRequest(f"{message}, got {clip(repr(messages))}", param="messages")
+    given = [dict(message) for message in messages]
+    try:
+        strict_keys(given)
+        return conversation(given)
+    except BadRequest as error:
+        raise BadRequest(where + error.message, param=error.param, code=error.code) from error

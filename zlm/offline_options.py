@@ -6,12 +6,14 @@ Defaults are not repeated here: a keyword that is left out is what ``zlm.config`
 import os
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, Literal, TypedDict
+from types import NoneType
+from typing import Any, Literal, TypedDict, get_args, get_origin
 
 import msgspec
 
 from zlm.config import Config, check
-from zlm.errors import ConfigError
+from zlm.errors import ConfigError, clip
+from zlm.unsupported import UNSUPPORTED
 
 
 class EngineOptions(TypedDict, total=False):
@@ -62,7 +64,7 @@ class EngineOptions(TypedDict, total=False):
 
 FIELDS = {  # by part of Config; a name that differs there stands after the keyword
     "model": (
-        "tokenizer skip_tokenizer_init task runner convert revision download_dir dtype "
+        "model tokenizer skip_tokenizer_init task runner convert revision download_dir dtype "
         "quantization load_format generation_config chat_template seed max_model_len"
     ),
     "scheduler": (
@@ -83,15 +85,17 @@ def config_of(model: str | os.PathLike[str], options: EngineOptions) -> Config:
     Raises TypeError for an unknown keyword, ConfigError for a value of another type or range.
     """
     check_keywords("LLM", options, EngineOptions)
-    parts: dict[str, dict[str, Any]] = {"model": {"model": os.fspath(model)}}
+    given: dict[str, Any] = {"model": model, **options}
+    parts: dict[str, Any] = {}
     for part, words in FIELDS.items():
+        struct = Config.__annotations__[part]
+        values = {}
         for keyword, _, field in (word.partition(":") for word in words.split()):
-            if keyword in options:
-                parts.setdefault(part, {})[field or keyword] = _plain(options[keyword])  # type: ignore[literal-required]
-    try:
-        config = msgspec.convert(parts, Config)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"LLM(): {error}") from error
+            if keyword in given:
+                kind = struct.__annotations__[field or keyword]
+                values[field or keyword] = _converted(keyword, given[keyword], kind)
+        parts[part] = struct(**values)
+    config = Config(**parts)
     check(config)
     return config
 
@@ -100,8 +104,25 @@ def check_keywords(call: str, given: Mapping[str, object], known: type) -> None:
     """Raise TypeError, as Python does, for a keyword that the TypedDict *known* lacks."""
     for name in given.keys() - known.__annotations__.keys():
         near = get_close_matches(name, known.__annotations__, n=1, cutoff=0.5)
+        why = UNSUPPORTED.get(f"--{name.replace('_', '-')}")
         hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = hint if why is None else f", which zlm does not have: {why}"
         raise TypeError(f"{call}() got an unexpected keyword argument {name!r}{hint}")
+
+
+def _converted(keyword: str, value: Any, kind: Any) -> Any:
+    try:
+        return msgspec.convert(_plain(value), kind)
+    except msgspec.ValidationError as error:
+        message = f"LLM(): {keyword} must be {_in_words(kind)}, got {clip(repr(value))}"
+        raise ConfigError(message, param=keyword) from error
+
+
+def _in_words(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    names = {int: "an integer", float: "a number", str: "a string", NoneType: "None"}
+    return " or ".join(map(_in_words, get_args(kind))) or names.get(kind, "True or False")
 
 
 def _plain(value: Any) -> Any:

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 
 from zlm.config import PoolingSpec, Resolved
-from zlm.errors import BadRequest, Internal
+from zlm.errors import BadRequest, Internal, clip
 from zlm.messages import Failed, Pool, Pooled
 from zlm.offline import Answer
-from zlm.offline_calls import Call
+from zlm.offline_calls import Call, checked
 from zlm.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -101,7 +101,7 @@ def _params(
 
     task: what the call is for.
     """
-    params = given or PoolingParams()
+    params = checked(PoolingParams() if given is None else given, "pooling_params", PoolingParams)
     if task is not None:
         if params.task not in (None, task):
             raise BadRequest(f"task is {params.task}, but {task} was called for", param="task")
@@ -114,8 +114,7 @@ def _params(
             normalize=bool(params.normalize),
             activation=bool(params.activation),
         )
-    params.check()
-    return params
+    return checked(params, "pooling_params", PoolingParams)
 
 
 def _commands(prompts: Sequence[str | list[int]], params: PoolingParams) -> list[Pool]:
@@ -205,7 +204,8 @@ class _Pairing:
 
 
 def _texts(name: str, given: str | Sequence[str]) -> list[str]:
-    texts = [given] if isinstance(given, str) else list(given)
+    texts = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise BadRequest(f"{name} must be a text or a list of at least one", param=name)
+        message = f"{name} must be a text or a list of at least one"
+        raise BadRequest(f"{message}, got {clip(repr(given))}", param=name)
     return texts

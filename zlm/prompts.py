@@ -1,10 +1,11 @@
-"""Prompts and conversations in every form that ``LLM`` takes, checked. Pure."""
+"""Prompts in every form that ``LLM`` takes, checked; one conversation or several. Pure."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from zlm.errors import BadRequest
+from zlm.errors import BadRequest, clip
 
 # A text, ids, {"prompt": text}, or {"prompt_token_ids": ids}; the last two with "cache_salt" too.
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -13,8 +14,8 @@ PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt, or several, of any form as a list of them."""
-    if isinstance(prompts, (str, Mapping)):
+    """Return one prompt, or several, of any form as a list of them; so too what is no prompt."""
+    if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
         return [prompts]
     items: list[Any] = list(prompts)
     if items and all(hasattr(item, "__index__") for item in items):
@@ -41,28 +42,16 @@ def prompt_parts(index: int, prompt: Prompt) -> tuple[str | None, list[int] | No
 
 
 def _ids(index: int, ids: Any) -> list[int]:
-    try:
-        return [operator.index(i) for i in ids]
-    except TypeError as error:
-        message = f"prompt {index}: must be a string, a dict, or a list of token ids ({error})"
-        raise BadRequest(message, param="prompts") from error
+    if not isinstance(ids, bytes):
+        with suppress(TypeError):
+            return list(map(operator.index, ids))
+    message = f"prompt {index}: must be a string, a dict, or a list of token ids"
+    raise BadRequest(f"{message}, got {clip(repr(ids))}", param="prompts")
 
 
 def conversations(messages: Any) -> list[Any]:
     """Return one conversation (a list of messages), or several, as a list of them."""
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Iterable):
+        return [messages]
     given = list(messages)
     return [given] if given and isinstance(given[0], Mapping) else given
-
-
-def conversation(index: int, messages: Any) -> list[ChatMessage]:
-    """Return the messages of conversation number *index*, checked to be text."""
-    if isinstance(messages, (str, Mapping)) or not messages:
-        raise BadRequest(f"conversation {index}: must be a list of messages", param="messages")
-    for position, message in enumerate(messages):
-        where = f"conversation {index}, message {position}"
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise BadRequest(f"{where}: must be a dict with a 'role'", param="messages")
-        for part in message["content"] if isinstance(message.get("content"), list) else []:
-            if not isinstance(part, Mapping) or part.get("type") != "text":
-                raise BadRequest(f"{where}: only text parts are supported", param="messages")
-    return [dict(message) for message in messages]

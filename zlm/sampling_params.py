@@ -143,6 +143,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
 
     def __post_init__(self) -> None:
         """Raise BadRequest, a ValueError, for what no server takes, whatever its limits are."""
+        form = self.structured_outputs
+        if form is not None and not isinstance(form, StructuredOutputsParams):
+            try:  # a dict of its fields, as in a request's body
+                self.structured_outputs = msgspec.convert(form, StructuredOutputsParams)
+            except msgspec.ValidationError as error:
+                message = f"structured_outputs must be StructuredOutputsParams: {error}"
+                raise BadRequest(message, param="structured_outputs") from error
         self.check(NO_LIMITS)
 
     def stop_strings(self) -> list[str]:
@@ -174,7 +181,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
         if penalty is not None and not (math.isfinite(penalty) and penalty > 0):
             message = f"repetition_penalty must be greater than 0, got {penalty}"
             raise BadRequest(message, param="repetition_penalty")
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+        if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
             message = f"min_tokens ({self.min_tokens}) exceeds max_tokens ({self.max_tokens})"
             raise BadRequest(message, param="min_tokens")
         _count("stop", self.stop_strings(), limits.max_stop_strings)
@@ -190,7 +197,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
         _count("bad_words", self.bad_words, limits.max_bad_words)
         if self.bad_words is not None and not all(self.bad_words):
             raise BadRequest("bad_words must not contain an empty string", param="bad_words")
-        _count("logit_bias", self.logit_bias, limits.max_logit_bias)
+        _count("logit_bias", self.logit_bias, limits.max_logit_bias, (dict,))
         for bias in (self.logit_bias or {}).values():
             _range("logit_bias", bias, -100.0, 100.0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
@@ -243,11 +250,17 @@ def _number(name: str, value: float | None, *, whole: bool = False) -> None:
         raise BadRequest(f"{name} must be {kind}, got {clip(repr(value))}", param=name)
 
 
-def _count(name: str, values: list | dict | None, most: int) -> None:
+def _count(
+    name: str,
+    values: list | dict | None,
+    most: int,
+    kinds: tuple[type, ...] = (list, tuple, set, frozenset),
+) -> None:
     if values is None:
         return
-    if not isinstance(values, list | tuple | set | frozenset | dict):
-        raise BadRequest(f"{name} must be a list, got {clip(repr(values))}", param=name)
+    if not isinstance(values, kinds):
+        message = f"{name} must be a {kinds[0].__name__}, got {clip(repr(values))}"
+        raise BadRequest(message, param=name)
     if len(values) > most:
         message = f"{name} has {len(values)} entries, the limit is {most}"
         raise BadRequest(message, param=name)

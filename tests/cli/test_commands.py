@@ -82,6 +82,32 @@ def test_wrong_flags_exit_with_2_and_say_which(words: list[str]) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("complete --url http://h:1 --temprature 0", "--temprature; did you mean --temperature?"),
+        ("complete m --temprature=0", "unknown flag --temprature; did you mean --temperature?"),
+        ("chat m --max-modellen 5", "unknown flag --max-modellen; did you mean --max-model-len?"),
+        ("run m in -o out --concurency 5", "--concurency; did you mean --concurrency?"),
+        ("bench serve http://h:1 --frobnicate", "unknown flag --frobnicate"),
+        ("bench startup m --frobnicate", "unknown flag --frobnicate"),
+        ("bench compare http://h:1 m --input-token 5", "did you mean --input-tokens?"),
+        ("complete m --temperature nan", "--temperature: must be a finite number, got 'nan'"),
+        ("complete m --temperature 3", "--temperature: must be between 0 and 2, got '3'"),
+        ("complete m --max-tokens -1", "--max-tokens: must be at least 1, got '-1'"),
+        ("chat m --top-p 2", "--top-p: must be between 0 and 1, got '2'"),
+        ("chat m --seed x", "--seed: must be a whole number, got 'x'"),
+        ("run m in -o out --max-tokens 0", "--max-tokens: must be at least 1, got '0'"),
+    ],
+)
+def test_wrong_flags_of_clients_are_told_before_anything_is_asked(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words.split())
+    assert said in capsys.readouterr().err
+
+
 def test_where_old_guides_start_a_server() -> None:
     """It says the command of today, and does what that does."""
     done = run("zlm.entrypoints.openai.api_server", "--model", "M", "--prot", "1")

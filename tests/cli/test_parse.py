@@ -14,9 +14,9 @@ from zlm.cli.accepted import ACCEPTED
 from zlm.cli.argument import Argument
 from zlm.cli.arguments import ARGUMENTS, changed
 from zlm.cli.parse import SPELLINGS, parse
-from zlm.cli.unsupported import UNSUPPORTED
 from zlm.config import Config, ModelOptions
 from zlm.errors import ConfigError
+from zlm.unsupported import UNSUPPORTED
 
 KEY_FILE = str(Path(__file__).with_name("keys.txt"))
 BESIDE = {  # flag → those without which it means nothing
@@ -27,6 +27,9 @@ BESIDE = {  # flag → those without which it means nothing
     "--nnodes": ["--master-addr", "gpu1", "-tp", "2"],
     "--node-rank": ["--nnodes", "2", "--master-addr", "gpu1", "-tp", "2"],
     "--headless": ["--nnodes", "2", "--node-rank", "1", "--master-addr", "gpu1", "-tp", "2"],
+    "--master-addr": ["--nnodes", "2", "-tp", "2"],
+    "--master-port": ["--nnodes", "2", "--master-addr", "gpu1", "-tp", "2"],
+    "--cluster-key": ["--nnodes", "2", "--master-addr", "gpu1", "-tp", "2"],
 }
 
 # Text of each flag that is no switch, and the value that it must become.

@@ -68,7 +68,8 @@ def test_runs_that_are_killed_go_on(
     output.write_bytes(before + b'{"id":"p23","text":" 4')  # a line that was not finished
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert f"{num_before} of {num_prompts} are done" in done.stderr
+    said = f"{num_before} of {num_prompts} are done: flags of this run do not change them; --anew"
+    assert said in done.stderr
     assert output.read_bytes().startswith(before)
     answers = lines(output)
     assert Counter(answer["id"] for answer in answers) == Counter(p["id"] for p in prompts)
@@ -89,6 +90,7 @@ def test_forms_and_errors(smollm2_path: Path, tmp_path: Path) -> None:
         {"messages": chat, "n": 2},
         "no JSON",
         {"id": 77, "prompt": "x", "temperature": 9},
+        {"id": "both", "prompt": "x", "messages": chat},
     )
     output = tmp_path / "out"
     done = subprocess.run(
@@ -98,7 +100,7 @@ def test_forms_and_errors(smollm2_path: Path, tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 3, done.stderr
-    assert "6 answers, 4 of them errors" in done.stderr
+    assert "7 answers, 5 of them errors" in done.stderr
     answers = {answer.get("custom_id", answer["id"]): answer for answer in lines(output)}
     assert answers["b"]["response"]["status_code"] == 200
     assert answers["b"]["response"]["body"]["usage"]["completion_tokens"] <= 3
@@ -108,6 +110,7 @@ def test_forms_and_errors(smollm2_path: Path, tmp_path: Path) -> None:
     assert len(answers["4"]["choices"]) == 2
     assert answers["5"]["error"].startswith("line 5 is no JSON")
     assert "temperature must be between" in answers["77"]["error"]
+    assert answers["both"]["error"] == "line 7 has both prompt and messages: give one"
 
 
 def test_a_model_that_cannot_be_served(tmp_path: Path) -> None:
@@ -152,6 +155,14 @@ def test_defaults_are_for_fields_that_a_line_lacks(tmp_path: Path) -> None:
         {"max_tokens": 9, "seed": 4, "prompt": "b"},
     ]
     assert run_input.PATHS[1] == next(entries(given, {})).path
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    given = tmp_path / "in"
+    given.write_bytes(b'\xef\xbb\xbf{"id": "a", "prompt": "x"}\n')
+    marked = list(entries(given, {}))
+    assert marked == list(entries(write(given, {"id": "a", "prompt": "x"}), {}))
+    assert not marked[0].problem
 
 
 def test_prompts_that_changed_under_their_ids_are_noticed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The commands when things go wrong: no data is lost, one line says why, nothing stays behind."""
 
+import io
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from running_server import eventually_true
@@ -196,6 +198,19 @@ def test_a_run_of_failures_tells_the_first(
     (tmp_path / "in").write_text("")
     assert run.main([*words[:3], "-o", str(tmp_path / "none")]) == 0
     assert "holds no requests" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [complete, chat])
+def test_a_server_that_is_not_there_is_named(
+    command: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("x"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert command.main(["--url", f"http://me:secret@127.0.0.1:{port}/a/v1"]) == 1
+    said = capsys.readouterr().err
+    assert f"the server at http://127.0.0.1:{port}/a cannot be reached" in said
+    assert "secret" not in said
 
 
 @pytest.mark.parametrize("url", [Breaking], indirect=True)

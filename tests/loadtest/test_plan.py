@@ -126,24 +126,43 @@ def test_a_file_of_requests(tmp_path: Path) -> None:
     assert turns == [Turn("abcd", 2, 3), Turn([1, 2], 2, 128), Turn(messages, 2, 5)]
 
 
+GOOD = '{"prompt": "a"}'
+
+
 @pytest.mark.parametrize(
-    "content",
+    ("content", "message"),
     [
-        "",
-        "{",
-        "[1]",
-        '{"x": 1}',
-        '{"prompt": ""}',
-        '{"prompt": 3}',
-        '{"conversations": [{"a": 1}, {}]}',
-        "[]",
+        ("", "no request"),
+        ("[]", "no request"),
+        (f"{GOOD}\n\n{{", "line 3 is no JSON: Expecting property name"),
+        (f"[{GOOD},\n}}]", "is no JSON: Expecting value: line 2 column 1"),
+        (f"[{GOOD}, 1]", "entry 2: must be an object, got 1"),
+        (f'{GOOD}\n"text"', "line 2: must be an object, got 'text'"),
+        ('{"x": 1}', "line 1: must have prompt, messages or conversations"),
+        (
+            '{"prompt": ""}',
+            "line 1: must have prompt, messages or conversations, not empty, got ''",
+        ),
+        ('{"prompt": 3}', "line 1: must have prompt, .* got 3"),
+        ('{"prompt": [1, "a"]}', "line 1: must have a prompt of text or token ids"),
+        ('{"messages": [{"role": "user"}]}', "line 1: must have .* messages with content"),
+        ('{"prompt": "a", "max_tokens": "few"}', "line 1: output_tokens must be at least 1, got"),
+        ('{"conversations": [{"a": 1}, {}]}', 'line 1: conversations must be a list of {"from"'),
+        ('{"conversations": [{"from": "gpt", "value": 5}]}', "line 1: conversations must be"),
     ],
 )
-def test_a_file_of_neither_form_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_file_of_neither_form_is_refused(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "x"
     path.write_text(content)
-    with pytest.raises(ConfigError, match="--dataset"):
+    with pytest.raises(ConfigError, match=f"--dataset {path}:? {message}"):
         read(path, Scale())
+
+
+@pytest.mark.parametrize("form", ["{}", "[{}]"])
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "x"
+    path.write_text("\ufeff" + form.replace("{}", GOOD), encoding="utf-8")
+    assert read(path, Scale()) == [(Turn("a", 1, 128),)]
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

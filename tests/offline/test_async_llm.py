@@ -105,6 +105,10 @@ async def test_refusals_and_other_calls(llm: AsyncLLM) -> None:
         await anext(llm.generate([7] * 600, WHOLE))
     with pytest.raises(BadRequest, match="temperature"):
         llm.generate("a", SamplingParams(temperature=9))
+    with pytest.raises(BadRequest, match=r"messages\[0\].role must be one of .* mean 'user'"):
+        llm.chat([{"role": "usr", "content": "x"}])
+    with pytest.raises(BadRequest, match="params must be BeamSearchParams, got None"):
+        await llm.beam_search("a")
     with pytest.raises(BadRequest, match="generates text"):
         await llm.encode("a")
     message = [{"role": "user", "content": "hello"}]

@@ -1,5 +1,6 @@
 """``LLM.generate`` and ``LLM.chat``: forms of prompts, shapes of answers, refusals."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -153,6 +154,9 @@ def test_a_too_long_prompt_is_refused_by_its_index_before_anything_runs(llm: LLM
         ([{"text": "x"}], "prompt 0.*unknown key 'text'"),
         ([{"prompt": 5}], "prompt 0.*string"),
         ([{}], "prompt 0"),
+        (5, "prompt 0.*got 5"),
+        (None, "prompt 0.*got None"),
+        (b"text", "prompt 0.*got b'text'"),
     ],
     ids=repr,
 )
@@ -167,10 +171,14 @@ def test_bad_prompts(llm: LLM, prompts: Any, message: str) -> None:
     [
         ([], None),
         ("hello", "conversation 0"),
-        ([{"content": "x"}], "message 0.*role"),
+        (None, "conversation 0"),
+        ([{"content": "x"}], r"messages\[0\].role must be a string"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "text parts"),
+        ([{"role": "usr", "content": "x"}], r"\[0\].role must be one of .* mean 'user'"),
+        ([[], []], "conversation 0: messages must not be empty"),
+        ([{"role": "user", "contnt": "x"}], "unknown field 'contnt'.* mean 'content'"),
     ],
-    ids=["none", "string", "no-role", "image"],
+    ids=["none", "string", "None", "no-role", "image", "role", "empty", "key"],
 )
 def test_bad_conversations(llm: LLM, messages: Any, message: str | None) -> None:
     if message is None:
@@ -193,6 +201,37 @@ def test_wrong_parameters_are_refused_when_made(wrong: dict[str, Any]) -> None:
     assert isinstance(bad.value, BadRequest) and bad.value.param == name
 
 
+def test_structured_outputs_may_be_a_dict(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, structured_outputs={"choice": ["yes"]})  # type: ignore[arg-type]
+    assert texts(llm.generate(PROMPT, params, use_tqdm=False)) == ["yes"]
+    with pytest.raises(BadRequest, match=r"structured_outputs.*unknown field `chioce`"):
+        SamplingParams(structured_outputs={"chioce": ["yes"]})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm: llm.generate(PROMPT, 5), "sampling_params must be SamplingParams, got 5"),
+        (lambda llm: llm.generate(PROMPT, {"n": 1}), "sampling_params must be SamplingParams"),
+        (lambda llm: llm.generate([PROMPT], [{"n": 1}]), r"sampling_params\[0\] must be Sampl"),
+        (lambda llm: llm.generate(PROMPT, SamplingParams(n=None)), "n: expected a whole number"),
+        (lambda llm: llm.generate(PROMPT, priority="x"), "priority must be a signed 64-bit"),
+        (lambda llm: llm.generate(PROMPT, priority=2**63), "priority must be a signed 64-bit"),
+        (lambda llm: llm.beam_search(PROMPT), "params must be BeamSearchParams, got None"),
+        (lambda llm: llm.beam_search(PROMPT, GREEDY), "params must be BeamSearchParams, got S"),
+        (lambda llm: llm.embed(PROMPT, pooling_params=5), "pooling_params must be PoolingParams"),
+        (lambda llm: llm.score(5, "x"), "data_1 must be a text or a list"),
+        (lambda llm: llm.chat([{"role": "user", "content": "x"}], tools=5), "tools: expected a l"),
+    ],
+)
+def test_arguments_of_another_type_harm_nothing(
+    llm: LLM, call: Callable[[LLM], object], message: str
+) -> None:
+    with pytest.raises(BadRequest, match=message):
+        call(llm)
+    assert llm.generate(PROMPT, GREEDY, use_tqdm=False)[0].finished
+
+
 def test_bad_sampling_params(llm: LLM) -> None:
     changed = SamplingParams()
     changed.temperature = 3
@@ -205,8 +244,6 @@ def test_bad_sampling_params(llm: LLM) -> None:
         llm.embed(PROMPT)
     with pytest.raises(ValueError, match="1 entries for 2 prompts"):
         llm.generate([PROMPT] * 2, [GREEDY])
-    with pytest.raises(TypeError, match="SamplingParams"):
-        llm.generate(PROMPT, [{"temperature": 0}])  # type: ignore[list-item]
 
 
 def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from zlm.config import ComputeOptions, Config
-from zlm.errors import ConfigError
 from zlm.llm import LLM
 
 
@@ -36,8 +35,25 @@ def test_keywords_of_computing(configs: list[Config]) -> None:
     assert second.compute == ComputeOptions()
 
 
-@pytest.mark.parametrize("keywords", [{"attention_backend": "FLASH_ATTN"}, {"deterministic": 2}])
-def test_wrong_ones_are_told(configs: list[Config], keywords: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(keywords))):
-        LLM("m", **keywords)
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"attention_backend": "FLASH"}, "must be 'auto' or 'triton' or 'sdpa', got 'FLASH'"),
+        ({"deterministic": 2}, "must be True or False, got 2"),
+        ({"max_model_len": "abc"}, "must be an integer or 'auto' or None, got 'abc'"),
+        ({"scheduling_policy": 5}, "must be 'fcfs' or 'priority', got 5"),
+        ({"model": None}, "must be a string, got None"),
+    ],
+    ids=str,
+)
+def test_wrong_ones_are_told(configs: list[Config], keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(keywords))} {message}"):
+        LLM(**{"model": "m", **keywords})
+    assert not configs
+
+
+def test_a_keyword_of_vllm_alone_is_told_with_the_reason(configs: list[Config]) -> None:
+    options: dict[str, Any] = {"enable_lora": True}
+    with pytest.raises(TypeError, match="'enable_lora', which zlm does not have: adapters come"):
+        LLM("m", **options)
     assert not configs

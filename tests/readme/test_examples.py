@@ -13,9 +13,9 @@ import pytest
 from zlm import SamplingParams
 from zlm.cli.accepted import ACCEPTED
 from zlm.cli.parse import SPELLINGS
-from zlm.cli.unsupported import UNSUPPORTED
 from zlm.frontend import exposition
 from zlm.metrics import histogram_buckets
+from zlm.unsupported import UNSUPPORTED
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text()

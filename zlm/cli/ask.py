@@ -45,9 +45,15 @@ class Asker:
     """A way to one server. ``connect`` makes a connection for each question."""
 
     def __init__(
-        self, connect: Callable[[], HTTPConnection], prefix: str = "", api_key: str = ""
+        self,
+        connect: Callable[[], HTTPConnection],
+        prefix: str = "",
+        api_key: str = "",
+        name: str = "the server",
     ) -> None:
+        """*name* is what errors call the server."""
         self._connect = connect
+        self._name = name
         self._prefix = prefix
         self._headers = {"Content-Type": "application/json"}
         if api_key:
@@ -70,15 +76,15 @@ class Asker:
         try:
             status, body = self.get("/v1/models")
         except TimeoutError as error:
-            raise Internal("the server has not answered in time") from error
+            raise Internal(f"{self._name} has not answered in time") from error
         except OSError as error:
-            raise Internal(f"the server cannot be reached: {error}") from error
+            raise Internal(f"{self._name} cannot be reached: {error}") from error
         if status != 200:
-            raise refusal(status, body)
+            raise _refusal(status, body, self._name)
         try:
             return [str(model["id"]) for model in json.loads(body)["data"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise Internal(f"the server does not tell its models: {STRANGE}") from error
+            raise Internal(f"{self._name} does not tell its models: {STRANGE}") from error
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[Piece, None, None]:
         """Yield the answer to *body* as it comes; closing the iterator stops the server's work.
@@ -94,12 +100,28 @@ class Asker:
             connection.request("POST", self._prefix + path, content, self._headers)
             answer = connection.getresponse()
             if answer.status != 200:
-                raise refusal(answer.status, answer.read())
-            yield from _pieces(answer)
+                raise _refusal(answer.status, answer.read(), self._name)
+            yield from self._pieces(answer)
         except (OSError, HTTPException) as error:
-            raise Internal(f"the connection to the server broke: {error}") from error
+            raise Internal(f"the connection to {self._name} broke: {error}") from error
         finally:
             connection.close()
+
+    def _pieces(self, answer: HTTPResponse) -> Iterator[Piece]:
+        is_done = False
+        for line in answer:
+            if not line.startswith(DATA):
+                continue
+            data = line.removeprefix(DATA).strip()
+            if data == b"[DONE]":
+                is_done = True
+                continue
+            event = json.loads(data)
+            if "error" in event:
+                raise _refusal(500, data, self._name)
+            yield _piece(event)
+        if not is_done:
+            raise Internal(f"{self._name} broke the answer off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +132,12 @@ class Address:
     host: str
     port: int
     prefix: str  # of its paths
+
+    @property
+    def url(self) -> str:
+        """Where it is, without what may be secret of the URL that was given."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.is_tls else ''}://{host}:{self.port}{self.prefix}"
 
 
 def address(url: str, flag: str = "--url ") -> Address:
@@ -150,29 +178,12 @@ def by_url(url: str, api_key: str, timeout_seconds: float | None = CONNECT_SECON
             return HTTPSConnection(where.host, where.port, timeout=timeout_seconds, context=context)
         return HTTPConnection(where.host, where.port, timeout=timeout_seconds)
 
-    return Asker(connect, where.prefix, api_key)
+    return Asker(connect, where.prefix, api_key, f"the server at {where.url}")
 
 
 def by_socket(path: Path) -> Asker:
     """Return the way to the server that listens on the Unix socket *path*."""
     return Asker(lambda: _UnixConnection(path))
-
-
-def _pieces(answer: HTTPResponse) -> Iterator[Piece]:
-    is_done = False
-    for line in answer:
-        if not line.startswith(DATA):
-            continue
-        data = line.removeprefix(DATA).strip()
-        if data == b"[DONE]":
-            is_done = True
-            continue
-        event = json.loads(data)
-        if "error" in event:
-            raise refusal(500, data)
-        yield _piece(event)
-    if not is_done:
-        raise Internal("the server broke the answer off")
 
 
 def _piece(event: dict[str, Any]) -> Piece:
@@ -185,13 +196,13 @@ def _piece(event: dict[str, Any]) -> Piece:
     return Piece(text, reasoning, choice.get("finish_reason"))
 
 
-def refusal(status: int, body: bytes) -> ZlmError:
+def _refusal(status: int, body: bytes, name: str) -> ZlmError:
     try:
         message = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         said = body[:200].decode(errors="replace").strip()
         shown = "" if not said or said.startswith("<") else f" ({said})"  # no pages
-        message = f"the server answers with status {status}{shown}: {STRANGE}"
+        message = f"{name} answers with status {status}{shown}: {STRANGE}"
     if status == 401:
         message = f"{message}; {KEY_HINT}"
     return ZlmError(message, status=status)

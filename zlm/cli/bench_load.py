@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from zlm.cli import ask, values
-from zlm.errors import ConfigError, clip
+from zlm.errors import ConfigError
 from zlm.loadtest.client import Server
 from zlm.loadtest.plan import CONSTANT, ONE, Lengths, Limits, Pace, Shape
 from zlm.loadtest.prompts import COMMON_VOCAB, Source
@@ -272,20 +272,8 @@ def _paces(options: argparse.Namespace) -> tuple[Pace, ...]:
     return tuple(Pace(rate, cap, options.burstiness) for rate in rates)
 
 
-def _value(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return *parse* such that argparse tells what is wanted."""
-
-    def typed(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{error}, got {clip(text)!r}") from None
-
-    return typed
-
-
 def _many(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    return _value(lambda text: [parse(word) for word in text.replace(",", " ").split()])
+    return values.typed(lambda text: [parse(word) for word in text.replace(",", " ").split()])
 
 
 def _rate_value(text: str) -> float:
@@ -295,20 +283,6 @@ def _rate_value(text: str) -> float:
     return number
 
 
-def _positive_value(text: str) -> int:
-    number = values.integer(text)
-    if number < 1:
-        raise ValueError("must be at least 1")
-    return number
-
-
-def _number_value(text: str) -> float:
-    number = values.number(text)
-    if number < 0:
-        raise ValueError("must be at least 0")
-    return number
-
-
-_rate, _positive, _number = map(_value, (_rate_value, _positive_value, _number_value))
-_lengths = _value(Lengths.parse)
-_count = _value(lambda text: round(_number_value(str(values.integer(text)))))
+_rate, _lengths = values.typed(_rate_value), values.typed(Lengths.parse)
+_count, _positive = values.ranged(values.integer, 0), values.ranged(values.integer, 1)
+_number = values.ranged(values.number, 0)

@@ -13,18 +13,19 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from zlm.cli.bench_load import add_flags, model_at, plan_of, seed_of, server_at
 from zlm.cli.failures import told
-from zlm.cli.parse import parse
+from zlm.cli.parse import parse, parse_known
 from zlm.errors import ConfigError, ZlmError
 from zlm.loadtest import table
 from zlm.loadtest.prompts import COMMON_VOCAB
 from zlm.loadtest.report import write_records, write_report
 from zlm.loadtest.servers import PORT, ServerProcess, serve_command
-from zlm.loadtest.session import Level, levels, prepared
+from zlm.loadtest.session import Level, levels, prepared, samples
 from zlm.weights.resolve import resolve_model
 
 TARGETS = """\
@@ -63,7 +64,9 @@ def split(
     """Return what *words* say to *parser*, and the rest, which are the server's flags."""
     words = list(words)
     at = words.index("--") if "--" in words else len(words)
-    options, flags = parser.parse_known_args(words[:at])
+    is_command = any(PORT in word for word in words)  # whose flags are its own business
+    known = parser.parse_known_args if is_command else partial(parse_known, parser)
+    options, flags = known(words[:at])
     return options, flags + words[at + 1 :]
 
 
@@ -85,14 +88,15 @@ def _run(options: argparse.Namespace, flags: Sequence[str]) -> int:
 
 def check(options: argparse.Namespace, targets: Sequence[str], flags: Sequence[str]) -> None:
     """Raise ConfigError for all that can be known to be wrong before anything is measured."""
-    plan_of(options)
+    plan = plan_of(options)
     for target in targets:
         if "://" in target:
             server_at(target, options)
         else:
             _command(target, flags)
+            samples(plan)  # before a server is started, which takes a while
     if flags and all("://" in target for target in targets):
-        raise ConfigError(f"{flags[0]}: unknown, and a server that runs takes no flags")
+        raise ConfigError(f"{flags[0]}: a server that runs takes no flags")
     for name in ("report", "records"):
         path: Path | None = getattr(options, name)
         if path is None:
@@ -139,11 +143,15 @@ def running(
 
 def _command(target: str, flags: Sequence[str]) -> list[str]:
     """Return the command that starts *target*; flags of zlm serve that are wrong are told here."""
-    words = [*_words(target), *flags]
+    first, *rest = _words(target)
+    words = [first, *rest, *flags]
     if PORT in target:
-        if shutil.which(words[0]) is None:
-            raise ConfigError(f"{words[0]}: there is no such command")
+        if shutil.which(first) is None:
+            raise ConfigError(f"{first}: there is no such command")
         return words
+    is_program = shutil.which(first) is not None and not os.path.exists(first)
+    if is_program or (rest and not rest[0].startswith("-")):
+        raise ConfigError(f"TARGET {target!r}: a command needs {PORT} where its port goes")
     parse(words)
     return serve_command(words[0], words[1:])
 

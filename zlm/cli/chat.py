@@ -22,11 +22,11 @@ from typing import Any
 
 import msgspec
 
-from zlm.cli import ask
+from zlm.cli import ask, values
 from zlm.cli.ask import Asker, Piece
 from zlm.cli.failures import told
 from zlm.cli.own_server import OwnServer
-from zlm.cli.parse import parse
+from zlm.cli.parse import parse, parse_known
 from zlm.errors import ConfigError, ZlmError
 from zlm.process.logs import escape
 
@@ -45,7 +45,7 @@ A \\ at the end of a line continues it; between two lines of \"\"\" every line i
 
 def main(words: Sequence[str]) -> int:
     """Run ``zlm chat`` with its arguments *words*; return the exit status."""
-    options, flags = parser("chat").parse_known_args(list(words))
+    options, flags = parse_known(parser("chat"), words)
 
     def work() -> int:
         with connected(options, flags, sys.stderr.isatty()) as (asker, name):
@@ -76,10 +76,15 @@ def parser(command: str) -> argparse.ArgumentParser:
     else:
         what.add_argument("--prompt", metavar="TEXT", help="what to go on from (standard input)")
     room = "what the context has room for" if command == "chat" else "16"
-    what.add_argument("--max-tokens", type=int, metavar="N", help=f"of an answer ({room})")
-    what.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest token")
-    what.add_argument("--top-p", type=float, metavar="P", help="share of them to draw from")
-    what.add_argument("--seed", type=int, metavar="N", help="for the same answer again (random)")
+    what.add_argument(
+        "--max-tokens", type=values.max_tokens, metavar="N", help=f"of an answer ({room})"
+    )
+    heat = "0 takes the likeliest token"
+    what.add_argument("--temperature", type=values.temperature, metavar="T", help=heat)
+    top_p = values.ranged(values.number, 0, 1)
+    what.add_argument("--top-p", type=top_p, metavar="P", help="share of them to draw from")
+    seed = values.typed(values.integer)
+    what.add_argument("--seed", type=seed, metavar="N", help="for the same answer again (random)")
     return made
 
 

@@ -10,11 +10,12 @@ from contextlib import closing
 
 from zlm.cli.chat import body, connected, parser, write
 from zlm.cli.failures import told
+from zlm.cli.parse import parse_known
 
 
 def main(words: Sequence[str]) -> int:
     """Run ``zlm complete`` with its arguments *words*; return the exit status."""
-    options, flags = parser("complete").parse_known_args(list(words))
+    options, flags = parse_known(parser("complete"), words)
     prompt = sys.stdin.read().rstrip("\n") if options.prompt is None else options.prompt
 
     def work() -> int:

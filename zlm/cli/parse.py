@@ -6,7 +6,8 @@ with the reason. Owns no state; reads only the files that flags name.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from zlm.api_keys import api_key
 from zlm.cli.accepted import ACCEPTED, Accepted
 from zlm.cli.argument import Argument
 from zlm.cli.arguments import ARGUMENTS
-from zlm.cli.unsupported import UNSUPPORTED
 from zlm.config import (
     CacheOptions,
     ComputeOptions,
@@ -30,6 +30,7 @@ from zlm.config import (
 )
 from zlm.errors import ConfigError, clip
 from zlm.sampling_params import SamplingLimits
+from zlm.unsupported import UNSUPPORTED
 
 MODEL_FLAG = Argument(
     flag="--model", field="model.model", metavar="MODEL", parse=str, help="the model"
@@ -98,6 +99,22 @@ def parse(
     return config, notes
 
 
+def parse_known(parser: ArgumentParser, words: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Return what *words* say to *parser*, and the rest: flags of ``zlm serve`` and their values.
+
+    A flag that neither has ends the program as a fault of *parser*'s does, with the nearest.
+    """
+    options, rest = parser.parse_known_args(list(words))
+    own = parser._option_string_actions
+    for word in rest[: rest.index("--") if "--" in rest else None]:
+        if _is_flag(word):
+            try:
+                _look_up(_normal(word.partition("=")[0]), own)
+            except ConfigError as error:
+                parser.error(error.message)
+    return options, rest
+
+
 # ------------------------------------------------------------------------------ the command line
 
 
@@ -150,7 +167,8 @@ def _normal(flag: str) -> str:
     return flag.replace("_", "-") if flag.startswith("--") else flag
 
 
-def _look_up(flag: str) -> tuple[Row, bool]:
+def _look_up(flag: str, more: Collection[str] = ()) -> tuple[Row, bool]:
+    """Return the row of *flag* and whether it switches on; *more*: flags that are known besides."""
     if flag in SPELLINGS:
         return SPELLINGS[flag]
     positive = "--" + flag.removeprefix("--no-")
@@ -159,7 +177,7 @@ def _look_up(flag: str) -> tuple[Row, bool]:
             raise ConfigError(
                 f"{flag} is a flag of vLLM that zlm does not have: {UNSUPPORTED[name]}"
             )
-    raise ConfigError(f"unknown flag {clip(flag)}{nearest(flag, SPELLINGS)}")
+    raise ConfigError(f"unknown flag {clip(flag)}{nearest(flag, [*more, *SPELLINGS])}")
 
 
 def nearest(word: str, known: Mapping[str, Any] | Sequence[str]) -> str:
@@ -202,6 +220,8 @@ def _read_all(flag: str, words: list[str], parse: Callable[[str], Any]) -> list[
 def _read(flag: str, word: str, parse: Callable[[str], Any]) -> Any:
     try:
         return parse(word)
+    except ConfigError:
+        raise
     except ValueError as error:
         shown = "" if flag in SECRET_FLAGS else f", got {clip(word)!r}"
         raise ConfigError(f"{flag} {error}{shown}") from None

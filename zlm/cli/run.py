@@ -18,10 +18,11 @@ from typing import Any
 
 import msgspec
 
+from zlm.cli import values
 from zlm.cli.ask import address
 from zlm.cli.failures import told
 from zlm.cli.own_server import OwnServer
-from zlm.cli.parse import parse
+from zlm.cli.parse import parse, parse_known
 from zlm.cli.run_client import Connection, Own, Running, Server, wait_ready
 from zlm.cli.run_input import Entry, digests, entries
 from zlm.cli.run_journal import Journal
@@ -44,7 +45,7 @@ file it is in "id") is an error that says so.
 def main(words: Sequence[str]) -> int:
     """Run ``zlm run`` with its arguments *words*; return the exit status."""
     takes_model = not any(word == "--url" or word.startswith("--url=") for word in words)
-    options, flags = _parser(takes_model).parse_known_args(list(words))
+    options, flags = parse_known(_parser(takes_model), words)
 
     def work() -> int:
         defaults = _defaults(options)
@@ -86,12 +87,15 @@ def _parser(takes_model: bool) -> argparse.ArgumentParser:
     )
     asked.add_argument(
         "--max-tokens",
-        type=int,
+        type=values.max_tokens,
         metavar="N",
         help="of each answer, unless its line says (default: the API's)",
     )
     asked.add_argument(
-        "--temperature", type=float, metavar="T", help="likewise (default: the model's)"
+        "--temperature",
+        type=values.temperature,
+        metavar="T",
+        help="likewise (default: the model's)",
     )
     asked.add_argument(
         "--body",
@@ -107,13 +111,13 @@ def _defaults(options: argparse.Namespace) -> dict[str, Any]:
     if options.concurrency < 1:
         raise ConfigError("--concurrency must be at least 1")
     try:
-        values = msgspec.json.decode(options.body, type=dict[str, Any])
+        fields = msgspec.json.decode(options.body, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise ConfigError(f"--body must be a JSON object: {error}") from error
     for name in ("max_tokens", "temperature"):
         if getattr(options, name) is not None:
-            values[name] = getattr(options, name)
-    return values
+            fields[name] = getattr(options, name)
+    return fields
 
 
 def _run(options: argparse.Namespace, flags: Sequence[str], defaults: dict[str, Any]) -> int:
@@ -128,7 +132,8 @@ def _run(options: argparse.Namespace, flags: Sequence[str], defaults: dict[str, 
         journal.check(ids)
         num_done, left = len(journal.done), len(ids) - len(journal.done)
         if num_done:
-            print(f"zlm run: {num_done} of {len(ids)} are done", file=sys.stderr)
+            done = f"{num_done} of {len(ids)} are done: flags of this run do not change them"
+            print(f"zlm run: {done}; --anew answers all again", file=sys.stderr)
         began = time.monotonic()
         if left:
             waiting = (e for e in entries(options.input, defaults) if e.id not in journal.done)

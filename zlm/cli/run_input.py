@@ -8,6 +8,7 @@ an id it is the line's number. What is no request is an ``Entry`` too, with the 
 says so. Lines are read one at a time; files may be larger than memory.
 """
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -48,6 +49,8 @@ def entries(path: Path, defaults: Mapping[str, Any]) -> Iterator[Entry]:
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
+                if number == 1:
+                    line = line.removeprefix(BOM_UTF8)  # some editors put it there
                 if line.strip():
                     entry = _entry(line, number, defaults)
                     yield replace(entry, digest=_digest(line, entry.id))
@@ -95,6 +98,8 @@ def _entry(line: bytes, number: int, defaults: Mapping[str, Any]) -> Entry:
     if "prompt" not in values and "messages" not in values:
         problem = f"line {number} has neither prompt nor messages (nor body, as a batch file)"
         return Entry(name, False, problem=problem)
+    if "prompt" in values and "messages" in values:
+        return Entry(name, False, problem=f"line {number} has both prompt and messages: give one")
     path = PATHS[0] if "messages" in values else PATHS[1]
     return Entry(name, False, path, _body(values, defaults))
 

@@ -1,14 +1,23 @@
 """From the text of a flag's value to the value: numbers, sizes, choices, lists.
 
 Each function takes the text and returns the value, or raises ValueError with what is wanted, to be
-put after the flag's name ("must be a whole number"). Ranges are the business of ``zlm.config``.
+put after the flag's name ("must be a whole number"). Ranges of what a ``Config`` holds are the
+business of ``zlm.config``.
 """
 
+import argparse
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+from zlm.errors import clip
+
+T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)")
 VLLM_BACKENDS = {"TRITON_ATTN": "triton", "TRITON_ATTN_VLLM_V1": "triton", "TORCH_SDPA": "sdpa"}
@@ -58,6 +67,35 @@ def number(value: str) -> float:
     if not abs(result) < float("inf"):
         raise ValueError("must be a finite number")
     return result
+
+
+def typed(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return *parse* such that argparse tells what is wanted."""
+
+    def take(value: str) -> T:
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{error}, got {clip(value)!r}") from None
+
+    return take
+
+
+def ranged(parse: Callable[[str], N], least: float, most: float = math.inf) -> Callable[[str], N]:
+    """Return, for argparse, what takes numbers that *parse* takes, from *least* to *most*."""
+    bounds = f"at least {least}" if most == math.inf else f"between {least} and {most}"
+
+    def take(value: str) -> N:
+        result = parse(value)
+        if not least <= result <= most:
+            raise ValueError(f"must be {bounds}")
+        return result
+
+    return typed(take)
+
+
+max_tokens = ranged(integer, 1)  # of an answer
+temperature = ranged(number, 0, 2)
 
 
 def switch(value: str) -> bool:

@@ -5,13 +5,13 @@ of it, which a ``Scale``, measured on the server, foretells. Drawn anew from a s
 so that no prompt is in a prefix cache unless a shared prefix is wanted.
 """
 
+import json
 import random
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from zlm.errors import ConfigError, clip
 from zlm.loadtest.plan import ONE, Conversation, Lengths, Turn
@@ -106,39 +106,58 @@ def read(path: Path, scale: Scale) -> list[Conversation]:
     ShareGPT: ``[{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", ...}]}]``, or
     such an object a line. JSON lines: ``{"prompt": ...}`` (text or token ids) or ``{"messages":
     [...]}``, with ``output_tokens`` or ``max_tokens`` if the answer's length is given. Answers'
-    lengths are otherwise those in the file, by *scale*. Raises ConfigError.
+    lengths are otherwise those in the file, by *scale*. Raises ConfigError, naming the line, or the
+    entry of a list.
     """
     try:
         data = path.read_bytes()
-        if data.lstrip()[:1] == b"[":
-            rows = msgspec.json.decode(data, type=list[dict[str, Any]])
-        else:
-            rows = [msgspec.json.decode(line, type=dict[str, Any]) for line in _lines(data)]
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"--dataset {path}: {error}") from error
-    try:
-        talks = [tuple(_turns(row, scale)) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"--dataset {path}: not ShareGPT's form nor a request: {error}"
-        ) from error
-    found = [talk for talk in talks if talk]
+    except OSError as error:
+        raise ConfigError(f"--dataset {path}: {error.strerror}") from error
+    found = []
+    for where, row in _rows(data, f"--dataset {path}"):
+        try:
+            talk = tuple(_turns(row, scale))
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        if talk:
+            found.append(talk)
     if not found:
         raise ConfigError(
-            f"--dataset {path}: no conversation begins with a question and its answer"
+            f"--dataset {path}: no request, and no conversation that begins with a question and "
+            "its answer"
         )
     return found
 
 
-def _lines(data: bytes) -> Iterator[bytes]:
-    return (line for line in data.splitlines() if line.strip())
+def _rows(data: bytes, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield where in the file *name* each row is, for errors, and the row."""
+    if data.removeprefix(BOM_UTF8).lstrip()[:1] == b"[":
+        for number, row in enumerate(_decoded(data, name), 1):
+            yield f"{name}: entry {number}", row
+        return
+    for number, line in enumerate(data.splitlines(), 1):
+        if line.strip():
+            where = f"{name}: line {number}"
+            yield where, _decoded(line, where)
 
 
-def _turns(row: dict[str, Any], scale: Scale) -> Iterator[Turn]:
+def _decoded(data: bytes, where: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is no JSON: {error}") from error
+
+
+def _turns(row: Any, scale: Scale) -> Iterator[Turn]:
+    """Yield the turns of *row*; raises ValueError with what is wanted."""
+    if not isinstance(row, dict):
+        raise ValueError(f"must be an object, got {clip(repr(row))}")
     if "conversations" not in row:
         yield _request(row, scale)
         return
     said = row["conversations"]
+    if not isinstance(said, list) or not all(map(_is_said, said)):
+        raise ValueError('conversations must be a list of {"from": "human", "value": "text"}')
     for question, answer in zip(said[::2], said[1::2], strict=False):
         if question["from"] not in HUMAN or not question["value"] or not answer["value"]:
             return
@@ -146,17 +165,28 @@ def _turns(row: dict[str, Any], scale: Scale) -> Iterator[Turn]:
         yield Turn(text, _tokens(text, scale), _tokens(answer["value"], scale))
 
 
+def _is_said(each: Any) -> bool:
+    return (
+        isinstance(each, dict) and "from" in each and isinstance(each.get("value", 0), str | None)
+    )
+
+
 def _request(row: dict[str, Any], scale: Scale) -> Turn:
-    prompt = row["messages"] if "messages" in row else row["prompt"]
-    output = int(row.get("output_tokens") or row.get("max_tokens") or DEFAULT_OUTPUT)
+    output = row.get("output_tokens") or row.get("max_tokens") or DEFAULT_OUTPUT
+    if not isinstance(output, int | float) or not 1 <= output < 2**31:
+        raise ValueError(f"output_tokens must be at least 1, got {clip(repr(output))}")
+    prompt = row.get("messages", row.get("prompt"))
     if isinstance(prompt, str) and prompt:
-        return Turn(prompt, _tokens(prompt, scale), output)
+        return Turn(prompt, _tokens(prompt, scale), int(output))
     if not isinstance(prompt, list) or not prompt:
-        raise ValueError(clip(prompt))
-    if isinstance(prompt[0], int):
-        return Turn(prompt, len(prompt), output)
+        got = clip(repr(prompt))
+        raise ValueError(f"must have prompt, messages or conversations, not empty, got {got}")
+    if all(isinstance(token, int) for token in prompt):
+        return Turn(prompt, len(prompt), int(output))
+    if not all(isinstance(message, dict) and "content" in message for message in prompt):
+        raise ValueError("must have a prompt of text or token ids, or messages with content")
     text = "".join(str(message["content"]) for message in prompt)
-    return Turn(prompt, _tokens(text, scale), output)
+    return Turn(prompt, _tokens(text, scale), int(output))
 
 
 def _tokens(text: str, scale: Scale) -> int:

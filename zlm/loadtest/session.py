@@ -72,8 +72,7 @@ def prepared(server: Server, plan: Plan) -> Plan:
         counts = [_input_tokens(server, plan.shape, " ".join(WORDS[:n])) for n in PROBE_WORDS]
         words = Scale.between(PROBE_WORDS, (counts[0], counts[1]))
         return replace(plan, source=replace(source, words=words))
-    rough = read(plan.dataset, Scale(1 / CHARACTERS_A_TOKEN))
-    _check(rough, plan.shape.endpoint, plan.source.turns)
+    rough = samples(plan)
     text = " ".join(turn.prompt for talk in rough for turn in talk if isinstance(turn.prompt, str))
     scale = Scale(1 / CHARACTERS_A_TOKEN)
     if len(text) >= PROBE_CHARACTERS[1]:
@@ -82,17 +81,25 @@ def prepared(server: Server, plan: Plan) -> Plan:
     return replace(plan, source=replace(source, samples=read(plan.dataset, scale)))
 
 
-def _check(samples: list[Conversation], endpoint: str, turns: Lengths) -> None:
-    """Raise ConfigError unless *endpoint* takes every prompt and some have the *turns* wanted."""
-    longest = max(map(len, samples))
+def samples(plan: Plan) -> list[Conversation]:
+    """Return what is in the file of *plan*, its tokens by a rule of thumb.
+
+    Raises ConfigError unless the endpoint takes every prompt and some have the turns wanted.
+    """
+    if plan.dataset is None:
+        return []
+    found = read(plan.dataset, Scale(1 / CHARACTERS_A_TOKEN))
+    endpoint, turns = plan.shape.endpoint, plan.source.turns
+    longest = max(map(len, found))
     if turns != ONE and (longest == 1 or longest < turns.low):
         raise ConfigError(f"--turns {turns}: the longest conversation of --dataset has {longest}")
     refused = dict if endpoint == "completions" else int
-    for talk in samples:
+    for talk in found:
         for turn in talk:
             if isinstance(turn.prompt, list) and isinstance(turn.prompt[0], refused):
                 form = "messages" if refused is dict else "token ids"
                 raise ConfigError(f"--dataset: {form} are not for --endpoint {endpoint}")
+    return found
 
 
 def _input_tokens(server: Server, shape: Shape, text: str) -> int:

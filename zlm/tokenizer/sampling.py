@@ -7,7 +7,7 @@ Owns the source of seeds for requests that bring none.
 import hashlib
 import random
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from zlm.config import ModelSpec
 from zlm.errors import BadRequest
@@ -41,15 +41,16 @@ def int32(values: Iterable[int]) -> bytes:
     return array("i", values).tobytes()
 
 
-def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+def check_ids(name: str, ids: Collection[int], vocab_size: int) -> None:
     """Raise BadRequest, naming the field and the limit, for an id out of the vocabulary."""
-    for token_id in ids:
-        if not 0 <= token_id < vocab_size:
-            raise BadRequest(
-                f"{name} has token id {token_id}, which is out of vocabulary: "
-                f"ids of this model are 0 to {vocab_size - 1}",
-                param=name,
-            )
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
+        return
+    token_id = next(i for i in ids if not 0 <= i < vocab_size)
+    raise BadRequest(
+        f"{name} has token id {token_id}, which is out of vocabulary: "
+        f"ids of this model are 0 to {vocab_size - 1}",
+        param=name,
+    )
 
 
 def sampling_spec(

@@ -23,7 +23,7 @@ _TYPES = {
 }
 _EXPECTED = re.compile(r"Expected `([a-z| ]+)`(?:, got `([a-z]+)`)?", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-_PATH = re.compile(r"^(.*) - at `\$\.?(.*)`$", re.DOTALL)
+_PATH = re.compile(r"^(.*) - at (?:`key` in )?`\$\.?(.*)`$", re.DOTALL)
 
 
 class BodyDecoder(Generic[T]):

@@ -55,7 +55,7 @@ def strict_keys(messages: list[dict[str, Any]]) -> None:
     for i, message in enumerate(messages):
         for key in message:
             if key not in KEYS:
-                text = f"unknown field {clip(key)!r} in messages[{i}]{_nearest(key, KEYS)}"
+                text = f"unknown field {clip(key)!r} in messages[{i}]{_nearest(clip(key), KEYS)}"
                 raise BadRequest(text, param=f"messages[{i}].{clip(key)}", code="unknown_field")
         role = message.get("role")
         if isinstance(role, str) and role and role not in ROLES:

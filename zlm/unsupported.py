@@ -1,7 +1,8 @@
 """Flags that ``vllm serve`` has and zlm does not, each with a word on why or on what to do instead.
 
-Only names: a guide or unit file written for vLLM is answered with more than "unknown flag". The
-names are those of its releases up to 0.33, old spellings too.
+Only names: a guide, unit file or program written for vLLM is answered with more than "unknown
+flag". The names are those of its releases up to 0.33, old spellings too; keywords of its ``LLM``
+are the same words.
 """
 
 LATER = {
