@@ -44,11 +44,19 @@ def body(child: Child) -> None:
     trace("pid", child, os.getpid())
     if child.role == "frontend":
         os.fstat(int(os.environ["ZLM_LISTEN_FD"]))
+    early: list[EngineReady] | None = []  # which an engine may say before the supervisor's Launch
     while True:
         child.heartbeat.beat(work_pending=False, steps=0)
         for message in inbox.receive(BEAT_MS):
+            if early is not None and isinstance(message, EngineReady):
+                early.append(message)
+                continue
             if react(child, behaviour, message):
                 return
+            if early is not None and isinstance(message, Launch):
+                for ready in early:
+                    react(child, behaviour, ready)
+                early = None
 
 
 def react(child: Child, behaviour: list[str], message: object) -> bool:
