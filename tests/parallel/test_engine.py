@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from ranks import FEW_BLOCKS, MANY_BLOCKS, Tokens, answers
-from tiny_quantized import quantized
+from tiny import tiny_checkpoint
+from tiny_quantized import UNEVEN, quantized, with_mxfp4
 
 Checkpoint = Callable[[str], Path]
 
@@ -52,3 +53,10 @@ def test_quantized_weights(checkpoint: Checkpoint, tmp_path: Path, form: str) ->
     path = quantized(checkpoint("llama"), tmp_path / "model", form)
     assert shared(path, 4, 1) == alone(path)
     assert shared(path, 2, 2) == alone(path)
+
+
+@pytest.mark.slow
+def test_mxfp4_experts(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path / "model", "gpt_oss", **UNEVEN)
+    with_mxfp4(path)
+    assert shared(path, 3, 1) == shared(path, 4, 1) == alone(path)

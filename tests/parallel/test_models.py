@@ -11,7 +11,7 @@ from paged_steps import PagedSequences
 from thread_ranks import on_ranks
 from tiny import tiny_checkpoint
 from tiny_models import SPECS
-from tiny_quantized import FORMS, quantized, with_mxfp4
+from tiny_quantized import FORMS, UNEVEN, quantized, with_mxfp4
 
 from zlm.config import ModelSpec
 from zlm.models import registry, shares
@@ -44,7 +44,9 @@ def test_a_vocabulary_that_no_number_divides() -> None:
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("form", "ranks"), [*((form, 2) for form in FORMS), ("mxfp4", 4)])
+@pytest.mark.parametrize(
+    ("form", "ranks"), [*((form, 2) for form in FORMS), ("mxfp4", 3), ("mxfp4", 4)]
+)
 def test_quantized_weights(
     checkpoint: Callable[[str], Path], tmp_path: Path, form: str, ranks: int
 ) -> None:
@@ -52,7 +54,7 @@ def test_quantized_weights(
     products of experts are none of codes.
     """
     if form == "mxfp4":
-        folder = tiny_checkpoint(tmp_path / "model", "gpt_oss", dtype="bfloat16", tokenizer=False)
+        folder = tiny_checkpoint(tmp_path / "model", "gpt_oss", tokenizer=False, **UNEVEN)
         with_mxfp4(folder)
     else:
         folder = quantized(checkpoint("llama"), tmp_path / "model", form)

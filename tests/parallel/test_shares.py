@@ -9,6 +9,7 @@ from tiny_models import EXPERTS, SPECS
 from zlm.errors import ConfigError
 from zlm.models import shares
 from zlm.models.tensors import expected_tensors
+from zlm.weights.region import Region
 
 
 @pytest.mark.parametrize(
@@ -88,3 +89,14 @@ def test_a_rank_computes_a_share_of_the_work() -> None:
     )
     assert part < 0.6 * whole
     assert shares.vocabulary_rows(33, 4) == 16 and shares.vocabulary_rows(128256, 2) == 64128
+
+
+def test_mxfp4_experts_have_whole_blocks() -> None:
+    """gpt-oss-120b's 90 blocks on 4 and 8 ranks; what is not MXFP4 is shared out evenly."""
+    spec = replace(SPECS["gpt-oss"], experts=replace(EXPERTS, size=2880, layout="fused"))
+    assert [shares.expert_columns(spec, ranks) for ranks in (1, 4, 8)] == [2880, 720, 360]
+    spec = replace(spec, quantization="mxfp4")
+    assert [shares.expert_columns(spec, ranks) // 32 for ranks in (1, 4, 8)] == [90, 23, 12]
+    name, shape = "model.layers.0.mlp.experts.gate_up_proj", (8, 2880, 5760)
+    regions = [shares.region(spec, name, shape, rank, 4) for rank in (0, 3)]
+    assert regions == [Region(2, ((0, 1472),)), Region(2, ((4416, 5760),), 128)]

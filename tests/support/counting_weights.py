@@ -20,4 +20,7 @@ class Counting(FolderWeights):
         before = self.read
         tensor = super().part(name, choose)
         self.read = before + tensor.nbytes  # all of it came by ``get``, if it did
+        region = choose(self.shape(name))
+        if region is not None:  # zeros are in no file
+            self.read -= tensor.nbytes // tensor.shape[region.dim] * region.zeros
         return tensor

@@ -8,6 +8,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 GROUP = 16
+# Of a gpt-oss: heads for 3 and 4 ranks, and 7 blocks of columns, which neither number divides.
+UNEVEN = {"intermediate_size": 224, "num_attention_heads": 12, "num_key_value_heads": 1}
 FORMS = {
     "fp8-blocks": {"quant_method": "fp8", "weight_block_size": [32, 32]},
     "fp8-rows": {"quant_method": "compressed-tensors", "format": "float-quantized"},

@@ -22,6 +22,8 @@ REGIONS = {
     "rows and padding": Region(0, ((40, 48),), 8),
     "padding alone": Region(0, ((48, 48),), 16),
     "columns": Region(1, ((32, 64),)),
+    "columns and padding": Region(1, ((64, 96),), 32),
+    "padding of columns alone": Region(1, ((96, 96),), 32),
     "columns across blocks": Region(1, ((48, 96),)),
     "columns of two": Region(1, ((0, 24), (48, 72))),
 }

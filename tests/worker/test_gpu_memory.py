@@ -1,6 +1,7 @@
 """The share-out of a GPU's memory, without a GPU. CASES 99 (not enough memory) is told here."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,8 +12,10 @@ from zlm.config import (
     CacheOptions,
     ComputeOptions,
     Config,
+    ExpertsSpec,
     ModelOptions,
     ModelSpec,
+    ParallelOptions,
     Resolved,
     SchedulerOptions,
     resolve,
@@ -101,6 +104,34 @@ def test_what_was_seen_of_the_weights_replaces_the_count() -> None:
     capacities = capacities_of(resolved)
     costs = gpu_costs.costs(resolved, H200, capacities, element_bytes=2, weights=17 * GIB)
     assert costs.weights == 17 * GIB
+
+
+@pytest.mark.parametrize(("inner", "each"), [(4096, 0.5), (3696, 1.0), (3700, 2.0)])
+def test_codes_that_kernels_cannot_read_as_they_are_take_more(
+    tmp_path: Path, inner: int, each: float
+) -> None:
+    """What 8 ranks have of columns by no 32 is kept in 8 bits, by no 16 in 16."""
+    others = 2 * (2 * 16032 * 4096 + 65 * 4096) + 131072 * 64 * 8  # and rotary tables
+    downs = 32 * 4096 * inner
+    rest = 32 * (4096 * (512 + 2 * 128 + 512) + 2 * 4096 * inner)
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(8 * (others + (downs + rest) // 2))  # 4 bits
+    spec = replace_spec(quantization="awq", intermediate_size=inner, num_heads=4, num_kv_heads=1)
+    parallel = ParallelOptions(tensor_parallel_size=8)
+    resolved = msgspec.structs.replace(
+        resolved_of(spec, parallel=parallel), model_path=str(tmp_path)
+    )
+    assert gpu_costs.stored_bytes(resolved, 2) == others + rest // 2 + int(downs * each)
+
+
+def test_mxfp4_is_counted_by_shapes() -> None:
+    experts = ExpertsSpec(count=128, chosen=4, normalize=True, size=736, layout="fused")
+    spec = replace_spec(quantization="mxfp4", hidden_size=2880, experts=experts)
+    values = 32 * 128 * 3 * 736 * 2880
+    plain = gpu_costs.weight_bytes(spec, 2, 131072)
+    assert gpu_costs.stored_bytes(resolved_of(spec), 2) == plain - values * (2 - 0.5625)
+    dummy = {"load_format": "dummy"}
+    assert gpu_costs.stored_bytes(resolved_of(spec, model=dummy), 2) == plain
 
 
 def test_without_graphs_they_cost_nothing() -> None:

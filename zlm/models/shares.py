@@ -2,9 +2,9 @@
 
 Heads and the inner columns of MLPs and experts are shared out evenly, so that each layer needs the
 sum over the ranks twice: of what ``o_proj`` and ``down_proj`` give. Where there are fewer KV heads
-than ranks several ranks have the same one. Rows of the vocabulary are shared out too, the last
-rank's filled up with zeros. All else each rank has whole; a bias that is added to a sum of all
-ranks is the first's, and zeros elsewhere.
+than ranks several ranks have the same one. Rows of the vocabulary are shared out too, and columns
+of MXFP4 experts by whole blocks, the last ranks' filled up with zeros. All else each rank has
+whole; a bias that is added to a sum of all ranks is the first's, and zeros elsewhere.
 
 The stages of a pipeline have layers one after another, which each counts from 0. Imports no torch.
 """
@@ -18,11 +18,12 @@ from zlm.config import ModelSpec, Resolved, kv_groups, layer_heads
 from zlm.errors import ConfigError
 from zlm.weights.region import Range, Region
 
+VOCABULARY = ("embed_tokens.weight", "embed_tokens_per_layer.weight", "lm_head.weight")
 VOCABULARY_ROWS = 16  # a rank's rows of the vocabulary are a multiple of this
+MXFP4_BLOCK = 32  # columns of experts that share a scale: they are not parted
 FLAG, STAGES_FLAG = "--tensor-parallel-size", "--pipeline-parallel-size"
 
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
-_VOCABULARY = ("embed_tokens.weight", "embed_tokens_per_layer.weight", "lm_head.weight")
 _FUSED = (".gate_up_proj", ".gate_up_proj_bias", ".down_proj", ".down_proj_bias")
 _BERT_ROWS = ("query", "key", "value", "intermediate.dense")  # BERT's names of products, by what
 _BERT_COLUMNS = ("output.dense",)  # is shared out of them
@@ -37,7 +38,8 @@ def check(spec: ModelSpec, ranks: int) -> None:
     if experts is None or not all(experts.layers or (True,)):
         sizes["columns of its MLPs"] = spec.intermediate_size
     if experts is not None:
-        sizes["columns of its experts"] = experts.size
+        if spec.quantization != "mxfp4":
+            sizes["columns of its experts"] = experts.size
         if experts.shared_size:
             sizes["columns of its shared expert"] = experts.shared_size
     for what, count in sizes.items():
@@ -60,7 +62,7 @@ def spec_of_rank(spec: ModelSpec, ranks: int) -> ModelSpec:
     experts, gemma4 = spec.experts, spec.gemma4
     if experts is not None:
         experts = msgspec.structs.replace(
-            experts, size=experts.size // ranks, shared_size=experts.shared_size // ranks
+            experts, size=expert_columns(spec, ranks), shared_size=experts.shared_size // ranks
         )
     if gemma4 is not None:
         heads = max(1, gemma4.full_kv_heads // ranks)
@@ -135,6 +137,13 @@ def vocabulary_rows(vocab_size: int, ranks: int) -> int:
     return each + -each % VOCABULARY_ROWS
 
 
+def expert_columns(spec: ModelSpec, ranks: int) -> int:
+    """Return the inner columns that each rank has of an expert, padding included."""
+    assert spec.experts is not None, "no experts"
+    block = MXFP4_BLOCK if spec.quantization == "mxfp4" else 1
+    return -(-spec.experts.size // (block * ranks)) * block
+
+
 def region(
     spec: ModelSpec, name: str, shape: Sequence[int], rank: int, ranks: int
 ) -> Region | None:
@@ -144,10 +153,8 @@ def region(
     """
     if ranks == 1:
         return None
-    if name.endswith(_VOCABULARY):
-        rows = vocabulary_rows(shape[0], ranks)
-        first, last = min(rank * rows, shape[0]), min((rank + 1) * rows, shape[0])
-        return Region(0, ((first, last),), rows - (last - first))
+    if name.endswith(VOCABULARY):
+        return _padded(0, shape[0], vocabulary_rows(shape[0], ranks), rank)
     if name.endswith(_FUSED):
         return _fused_expert(spec, name, shape, rank, ranks)
     module, kind = ("." + name).rsplit(".", 2)[-2:]
@@ -216,10 +223,12 @@ def _fused_expert(
     """Return the region of a tensor of all experts whose gate and up are one."""
     if name.endswith("down_proj_bias"):
         return _first_rank_alone(shape, rank)
-    dim = 1 if name.endswith("down_proj") else len(shape) - 1
-    if dim == 2 and spec.experts is not None and spec.experts.layout == "halves":
+    dim, experts = 1 if name.endswith("down_proj") else len(shape) - 1, spec.experts
+    assert experts is not None, "an expert's name"
+    if dim == 2 and experts.layout == "halves":
         return _of_halves(shape, dim, rank, ranks)
-    return Region(dim, (_even(shape[dim], rank, ranks),))
+    each = expert_columns(spec, ranks) * (shape[dim] // experts.size)  # of gate and up by turns
+    return _padded(dim, shape[dim], each, rank)
 
 
 def _of_halves(shape: Sequence[int], dim: int, rank: int, ranks: int) -> Region:
@@ -227,6 +236,12 @@ def _of_halves(shape: Sequence[int], dim: int, rank: int, ranks: int) -> Region:
     half = shape[dim] // 2
     first, last = _even(half, rank, ranks)
     return Region(dim, ((first, last), (half + first, half + last)))
+
+
+def _padded(dim: int, count: int, each: int, rank: int) -> Region:
+    """Return the region of *each* entries of *rank*, zeros from *count* on."""
+    first, last = min(rank * each, count), min((rank + 1) * each, count)
+    return Region(dim, ((first, last),), each - (last - first))
 
 
 def _first_rank_alone(shape: Sequence[int], rank: int) -> Region | None:

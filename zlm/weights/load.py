@@ -13,6 +13,7 @@ Which tensors a model must have is not known here; names() tells what there is.
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -148,7 +149,7 @@ class FedFolderWeights:
         runs = math.prod(outer)
         unit = place.num_bytes // max(runs * size, 1)  # bytes of one entry of the dimension
         shortest = min((last - first for first, last in region.ranges), default=0) * unit
-        if not region.ranges or (region.dim and (region.zeros or shortest < LEAST_RUN_BYTES)):
+        if not region.ranges or (region.dim and 0 < shortest < LEAST_RUN_BYTES):
             return read_part(self.get(name), region)
         spans = [
             (place.offset + (run * size + first) * unit, (last - first) * unit)
@@ -156,10 +157,9 @@ class FedFolderWeights:
             for first, last in region.ranges
         ]
         raw = self._feeder.read(self._files[path], *spans)
-        if region.zeros:
-            raw = torch.cat((raw, raw.new_zeros(region.zeros * unit)))
-        inner = place.shape[region.dim + 1 :]
-        return raw.view(getattr(torch, place.dtype)).view(*outer, -1, *inner)
+        taken, inner = sum(b - a for a, b in region.ranges), place.shape[region.dim + 1 :]
+        tensor = raw.view(getattr(torch, place.dtype)).view(*outer, taken, *inner)
+        return read_part(tensor, replace(region, ranges=((0, taken),)))
 
     def shape(self, name: str) -> Sequence[int]:
         """Return the shape of tensor *name*."""

@@ -1,11 +1,10 @@
 """A published gpt-oss checkpoint, whose experts are MXFP4, under the names of a plain one.
 
 ``gate_up_proj_blocks`` [E, 2 I, G, 16] and ``gate_up_proj_scales`` [E, 2 I, G] are
-``gate_up_proj`` [E, H, 2 I] here, dequantized when it is asked for, and so is ``down_proj``. Of a
-part the blocks are read in which it lies, and no others.
+``gate_up_proj`` [E, H, 2 I] here, dequantized when it is asked for, and so is ``down_proj``. Parts
+are of whole blocks, and no others are read.
 """
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 from zlm.errors import ModelError
 from zlm.layers.quantization import mxfp4
 from zlm.ops.block_matrix import BlockMatrix
-from zlm.weights.parts import part_of_matrix
 from zlm.weights.region import Choose, Region, whole
 
 if TYPE_CHECKING:
@@ -66,22 +64,15 @@ class MXFP4Weights:
             experts, rows, columns = mxfp4.shape(*map(self._stored.shape, parts))
         except ValueError as error:
             raise ModelError(f"the parts of the quantized {name} do not agree: {error}") from error
-        region = choose((experts, columns, rows))
-        if region is None or region.dim != COLUMNS:
-            own = None if region is None else replace(region, dim=AXES[region.dim])
-            blocks, scales = (self._stored.part(part, lambda _: own) for part in parts)
-            return len(blocks), mxfp4.matrix(blocks, scales)
-        spans = tuple((first // group, -(-last // group)) for first, last in region.ranges)
-        within = Region(AXES[COLUMNS], spans)
-        matrix = mxfp4.matrix(*(self._stored.part(part, lambda _: within) for part in parts))
-        ranges, start = [], 0  # where *region* lies in what was read
-        for (first, last), (low, high) in zip(region.ranges, spans, strict=True):
-            begin = start + first - low * group
-            ranges.append((begin, begin + last - first))
-            start += (high - low) * group
-        cut = part_of_matrix(matrix, replace(region, ranges=tuple(ranges)))
-        assert cut is not None, "columns are in their order"
-        return experts, cut
+        region, own = choose((experts, columns, rows)), None
+        if region is not None:
+            unit = group if region.dim == COLUMNS else 1
+            ends = [end for bounds in region.ranges for end in bounds]
+            assert not any(end % unit for end in (*ends, region.zeros)), "a block is parted"
+            spans = tuple((first // unit, last // unit) for first, last in region.ranges)
+            own = Region(AXES[region.dim], spans, region.zeros // unit)
+        blocks, scales = (self._stored.part(part, lambda _: own) for part in parts)
+        return len(blocks), mxfp4.matrix(blocks, scales)
 
     def close(self) -> None:
         self._stored.close()

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from zlm.config import ModelSpec, Resolved, layer_heads
 from zlm.config_types import online_quantization
+from zlm.models import shares
 from zlm.models.tensors import expected_tensors
 
 MIB = 2**20
@@ -43,8 +44,10 @@ STEP_TOKEN_BYTES = 128  # ids, positions, slots of each group: integers of a ste
 DECODE_PROGRAMS = 8  # of decode attention on a multiprocessor; each may leave two pieces
 SDPA_QUERIES = 256  # of a call of torch's attention: rows of its mask
 SPREAD_VALUES = 1 << 26  # of a quantized weight in the compute type: ``gpu_quantized``'s pieces
-ONLINE_PRODUCTS = "_proj.weight"  # what is quantized as it is read, ``zlm.weights.online``
-ONLINE_BYTES = {"fp8": 1.0, "w4a16": 0.53}  # of a weight then, scales included
+PRODUCTS = "_proj", "_proj.weight"  # how the names of what may be codes end
+# Of a weight, scales included: of what is quantized as it is read, and of MXFP4.
+ONLINE_BYTES, MXFP4_BYTES = {"fp8": 1.0, "w4a16": 0.53}, 0.5 + 2 / 32
+SPAN = 32  # columns that kernels of 4 bits read at once; those of 8 bits read 16
 MATRIX_UNITS = (8, 0)  # compute capability below which attention is torch's
 
 
@@ -103,35 +106,57 @@ class Costs:
         return self.weights + self.tables + self.activations + self.graphs + self.reserve
 
 
-def weight_bytes(spec: ModelSpec, element_bytes: int, max_model_len: int) -> int:
-    """Return what the model of *spec* takes, from its shapes: tensors and rotary tables."""
-    values = sum(math.prod(shape) for shape in expected_tensors(spec).values())
+def weight_bytes(spec: ModelSpec, element_bytes: int, max_model_len: int, ranks: int = 1) -> int:
+    """Return what the model of *spec* takes, from its shapes: tensors and rotary tables.
+
+    ranks: of which *spec* is one's, except that all of the vocabulary is in it.
+    """
+    values = 0
+    for name, shape in expected_tensors(spec).items():
+        is_shared = ranks > 1 and name.endswith(shares.VOCABULARY)
+        rows = shares.vocabulary_rows(shape[0], ranks) if is_shared else shape[0]
+        values += rows * math.prod(shape[1:])
     num_tables = 1 + (spec.rope_sliding is not None) + bool(spec.rope_layers)
     return values * element_bytes + num_tables * max_model_len * widest_head(spec) // 2 * 8
 
 
 def stored_bytes(resolved: Resolved, element_bytes: int) -> int:
-    """Return what weights of a quantized model take on one of the ranks, as far as can be told.
+    """Return what weights of a quantized model take on one of the workers, as far as can be told.
 
-    That is what its files hold, whose codes are kept, or as much as without quantization if there
-    are no files.
+    MXFP4, and what is quantized as it is read, are counted by shapes; of other checkpoints a worker
+    has its part of the files, or as much as without quantization if there are none. What kernels
+    cannot read as it is takes more. Not known is whether GPTQ's columns are out of order: those of
+    a product that several ranks share are then in the compute type.
     """
-    spec, length = resolved.spec, resolved.max_model_len
-    plain = weight_bytes(spec, element_bytes, length)
-    online = online_quantization(resolved.config, spec)
-    if online is not None:
-        products = sum(
-            math.prod(shape)
-            for name, shape in expected_tensors(spec).items()
-            if name.endswith(ONLINE_PRODUCTS) and len(shape) == 2
-        )
-        return plain - int(products * (element_bytes - ONLINE_BYTES[online]))
-    if not keeps_codes(resolved, element_bytes):
+    spec, config = resolved.spec, resolved.config
+    ranks = config.parallel.tensor_parallel_size
+    plain = weight_bytes(spec, element_bytes, resolved.max_model_len, ranks)
+    online = online_quantization(config, spec)
+    is_dummy = config.model.load_format == "dummy" and online is None
+    if is_dummy or not keeps_codes(resolved, element_bytes):
         return plain
-    path, ranks = Path(resolved.model_path), resolved.config.parallel.tensor_parallel_size
-    files = path.glob("*.safetensors") if path.is_dir() else [path] if path.is_file() else []
-    stored = sum(file.stat().st_size for file in files) // ranks
-    return min(stored, plain) if stored else plain
+    dims = 3 if spec.quantization == "mxfp4" else 2
+    products = {
+        name: shape
+        for name, shape in expected_tensors(spec).items()
+        if name.endswith(PRODUCTS) and len(shape) == dims
+    }
+    narrow = MXFP4_BYTES if online is None else ONLINE_BYTES[online]
+    if online is None and dims == 2:
+        path, values = Path(resolved.model_path), sum(map(math.prod, products.values()))
+        files = path.glob("*.safetensors") if path.is_dir() else [path] if path.is_file() else []
+        stored = sum(file.stat().st_size for file in files) // config.parallel.num_workers
+        others = plain - values * element_bytes
+        narrow = min(max(stored - others, 0) / values, element_bytes) if stored else element_bytes
+    saved = 0.0
+    for name, shape in products.items():
+        columns = shape[-1]
+        if spec.experts is not None and ".experts." in name:  # all are kept alike
+            columns = math.gcd(columns, spec.experts.size)
+        rest = columns % SPAN  # see ``zlm.ops.gpu_packing``
+        each = element_bytes if rest % 16 else max(narrow, 1) if rest else narrow
+        saved += math.prod(shape) * (element_bytes - each)
+    return plain - int(saved)
 
 
 def keeps_codes(resolved: Resolved, element_bytes: int) -> bool:

@@ -26,8 +26,10 @@ def shape(blocks: Sequence[int], scales: Sequence[int]) -> tuple[int, int, int]:
 
 
 def matrix(blocks: Tensor, scales: Tensor) -> BlockMatrix:
-    """Return the weights of all experts on top of each other, [E N, 32 G], as they are."""
+    """Return the weights of all experts on top of each other, [E N, 32 G], as they are.
+
+    The least scale, 2 ** -127, is made 0, as that of padding is: with it none would fit float16.
+    """
     codes = torch.stack((blocks & 15, blocks >> 4), -1)
-    groups = blocks.shape[2]
-    factors = torch.exp2(scales.float() - BIAS).view(-1, groups)
+    factors = (torch.exp2(scales.float() - BIAS) * (scales > 0)).flatten(0, 1)
     return BlockMatrix(codes.view(len(factors), -1), factors, None, (1, GROUP), floats=True)
