@@ -156,6 +156,25 @@ def test_bfloat16(kv_dtype: torch.dtype, heads: int, kv_heads: int, softcap: flo
     torch.testing.assert_close(actual.float(), expected, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no fast bfloat16 products"
+)
+@pytest.mark.parametrize("softcap", [0.0, 4.0])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (6, 2), (5, 1)])
+def test_scores_of_prompts_as_products(
+    monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, softcap: float
+) -> None:
+    monkeypatch.setattr(cpu_attention, "PRODUCT_TOKENS", 7)
+    monkeypatch.setattr(cpu_attention, "PRODUCT_BYTES", 2 * heads * 20**2)
+    rows, kind = [(7, 7), (7, 7), (20, 20), (21, 21), (6, 6)], torch.bfloat16
+    case = Case(rows, heads=heads, kv_heads=kv_heads, dtype=kind, kv_dtype=kind)
+    masks = [prompts.mask for prompts in case.plan().prompts]
+    assert [mask is not None for mask in masks] == [True, True, False, False]
+    actual, expected = case.run(softcap=softcap), case.expected(softcap=softcap)
+    assert actual.dtype == kind
+    torch.testing.assert_close(actual.float(), expected, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sinks_are_of_heads(dtype: torch.dtype) -> None:
     """The sink of a head that scores far above its keys leaves nothing of their values."""
