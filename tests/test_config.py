@@ -166,7 +166,10 @@ def test_quantization_that_the_checkpoint_has_is_taken() -> None:
 
 @pytest.mark.parametrize(
     ("flag", "method"),
-    [("awq", "awq"), ("awq_marlin", "awq"), ("gptq", "gptq_v2"), ("fp8", "fp8")],
+    [
+        *(("awq", "awq"), ("awq_marlin", "awq"), ("gptq", "gptq_v2")),
+        *(("fp8", "fp8"), ("modelopt", "fp8")),
+    ],
 )
 def test_quantization_may_be_said_in_the_spellings_of_peers(flag: str, method: str) -> None:
     spec = msgspec.structs.replace(SPEC, quantization=method)

@@ -14,7 +14,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 DTYPE_SPELLINGS = {"half": "float16", "float": "float32"}
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8")
 KV_CACHE_SPELLINGS = {"fp8": "fp8_e4m3"}
-QUANTIZATION_SPELLINGS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}  # peers' kernels
+# Peers' names of kernels and of makers.
+QUANTIZATION_SPELLINGS = {"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt": "fp8"}
 ONLINE_QUANTIZATION = ("fp8", "w4a16")  # what a plain checkpoint is quantized to as it is read
 
 

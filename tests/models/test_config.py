@@ -319,6 +319,16 @@ def test_wrong_values_name_their_key(tmp_path: Path, changes: dict, words: str) 
         spec_of(tmp_path, **changes)
 
 
+def compressed(rotated: str = "weight_input", **group: dict) -> dict:
+    """Return a config of compressed-tensors with one *group* and a rotation of *rotated*."""
+    apply = [{"targets": ["Linear"], "location": rotated}]
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"targets": ["Linear"], **group}},
+        "transform_config": {"config_groups": {"R1": {"type": "hadamard", "apply": apply}}},
+    }
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -336,12 +346,42 @@ def test_wrong_values_name_their_key(tmp_path: Path, changes: dict, words: str) 
             {"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4"}},
             "format nvfp4 is not supported",
         ),
-        ({"quantization": {"group_size": 64, "bits": 8}}, r"an unnamed method \(8-bit\)"),
+        ({"quantization": {"group_size": 64, "bits": 8}}, r"the unnamed method \(8-bit\)"),
+        (
+            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
+            r"quant_algo NVFP4 is not supported \(supported: FP8\)",
+        ),
+        (
+            {"quantization_config": compressed(weights={"num_bits": 3, "type": "int"})},
+            r"group_0, weights: num_bits 3 is not supported \(supported: 4, 8\)",
+        ),
+        (
+            {"quantization_config": compressed(rotated="input")},
+            "transform_config, config_groups: R1 rotates more than weights",
+        ),
     ],
 )
 def test_quantized_checkpoints_are_refused(tmp_path: Path, changes: dict, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         spec_of(tmp_path, **changes)
+
+
+def test_rotations_that_the_weights_have_in_them(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, quantization_config=compressed(rotated="weight_output"))
+    assert spec.quantization == "compressed-tensors"
+
+
+def test_modelopt_stores_fp8_as_others_do(tmp_path: Path) -> None:
+    """It says so in config.json, or in older checkpoints in a file of its own alone."""
+    config = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    spec = spec_of(tmp_path, quantization_config=config)
+    assert (spec.quantization, spec.static_inputs) == ("fp8", True)
+    for algorithm, expected in (("FP8", ("fp8", True)), (None, (None, False))):
+        own = {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8"}
+        write(tmp_path, "hf_quant_config.json", {"quantization": own})
+        spec = spec_of(tmp_path)
+        assert (spec.quantization, spec.static_inputs) == expected
+        assert spec.kv_cache_dtype == "fp8_e4m3"
 
 
 @pytest.mark.parametrize("scheme", ["static", "dynamic"])

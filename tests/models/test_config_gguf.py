@@ -98,6 +98,18 @@ def test_gguf_files_that_are_refused(
         load_spec(path)
 
 
+def test_types_of_a_gguf_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    """With the config: before a plan is made, or a worker is started."""
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(str(path), "llama")
+    kind = gguf.GGMLQuantizationType.IQ3_S
+    writer.add_tensor("token_embd.weight", np.zeros((4, 64), np.float32))
+    writer.add_tensor("blk.0.attn_q.weight", np.zeros((4, 110), np.uint8), raw_dtype=kind)
+    finish_gguf(writer)
+    with pytest.raises(ModelError, match=r"blk\.0\.attn_q\.weight is quantized as IQ3_S.*Q4_K"):
+        load_spec(path)
+
+
 def test_missing_keys_of_a_gguf_are_all_named(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(str(path), "qwen3")

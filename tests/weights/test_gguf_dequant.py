@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from zlm.weights import gguf_dequant, gguf_matrix
-from zlm.weights.gguf import GGUFFile
+from zlm.weights.gguf import READABLE, GGUFFile
 
 
 def same_bits(ours: torch.Tensor, reference: np.ndarray) -> bool:
@@ -20,7 +20,7 @@ def same_bits(ours: torch.Tensor, reference: np.ndarray) -> bool:
     return bool(equal[~nan].all() and np.isnan(flat[nan]).all())
 
 
-@pytest.mark.parametrize("name", gguf_dequant.SUPPORTED)
+@pytest.mark.parametrize("name", READABLE)
 def test_random_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf_dequant, "PIECE_VALUES", 1 << 12)  # several pieces, the last one short
     kind = gguf.GGMLQuantizationType[name]
@@ -57,7 +57,8 @@ def test_codes_stand_for_the_same_values(name: str) -> None:
     values, block_bytes, _ = gguf_dequant.BLOCKS[name]
     rng = np.random.default_rng(3)
     raw = rng.integers(0, 256, (12, block_bytes), dtype=np.uint8)
-    for at in {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,)}.get(name, (0, 2)):
+    factors = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2)}
+    for at in (0, 2) if name in ("Q4_K", "Q5_K") else factors.get(name, (0,)):
         raw[:, at : at + 2] = rng.random((12, 1), np.float32).astype(np.float16).view(np.uint8)
     encoded = torch.from_numpy(raw.reshape(-1))
     matrix = gguf_matrix.matrix(encoded, name, (3, 4 * values))

@@ -4,12 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import finish_gguf, tiny_checkpoint, tiny_gguf
+from tiny import tiny_checkpoint, tiny_gguf
 
 from zlm.config import ModelSpec
 from zlm.errors import ModelError
@@ -229,16 +227,6 @@ def test_tied_embeddings_in_all_forms_show_in_the_names(tmp_path: Path) -> None:
     save_file(tensors, tied / "model.safetensors")
     file = tiny_gguf(tmp_path / "tied.gguf", tied)
     assert load_spec(file).tie_embeddings and head not in read_all(file)
-
-
-def test_types_that_cannot_be_read_are_named(tmp_path: Path, llama: Path) -> None:
-    path = tmp_path / "iq.gguf"
-    writer = gguf.GGUFWriter(str(path), "llama")
-    kind = gguf.GGMLQuantizationType.IQ4_XS
-    writer.add_tensor("blk.0.attn_q.weight", np.zeros((4, 136), np.uint8), raw_dtype=kind)
-    finish_gguf(writer)
-    with pytest.raises(ModelError, match=r"blk\.0\.attn_q\.weight is quantized as IQ4_XS.*Q4_K"):
-        open_weights(path, load_spec(llama))
 
 
 def test_what_is_got_belongs_to_the_caller(llama: Path, tmp_path: Path) -> None:

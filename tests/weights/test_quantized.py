@@ -159,3 +159,20 @@ def test_a_part_that_is_missing_is_told_when_the_model_is_built(
         registry.build(
             spec, open_weights(folder, spec), ops=CpuOps(torch.float32), max_model_len=64
         )
+
+
+def test_codes_without_scales_are_no_weight(plain: Path, tmp_path: Path) -> None:
+    """They would be read as if their scale were 1: whole, and by a rank that reads its part."""
+    folder = tmp_path / "damaged"
+    quantized(plain, folder, *CASES["fp8-block"])
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.self_attn.q_proj.weight"
+    del tensors[f"{name}_scale_inv"]
+    save_file(tensors, folder / "model.safetensors")
+    weights = open_weights(folder, load_spec(folder))
+    assert isinstance(weights, QuantizedWeights)
+    words = rf"{name} is stored as torch.float8_e4m3fn, and its scales are missing"
+    with pytest.raises(ModelError, match=words):
+        weights.get(name)
+    with pytest.raises(ModelError, match=words):
+        weights.part(name, lambda _: Region(0, ((0, 16),)))

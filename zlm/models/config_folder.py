@@ -21,6 +21,8 @@ from zlm.models.config_quantization import cache_type, quantization_method, stat
 from zlm.models.config_tokens import TokenNames, folder_tokens
 from zlm.weights.safetensors import folder_dtype
 
+MODELOPT = "hf_quant_config.json"  # where ModelOpt says what it did; config.json may not
+
 
 def folder_spec(folder: Path, generation_config: str) -> ModelSpec:
     """Return the facts of the checkpoint in *folder*; see ``zlm.models.config.load_spec``."""
@@ -28,7 +30,9 @@ def folder_spec(folder: Path, generation_config: str) -> ModelSpec:
     family = _family_name(outer)
     text = outer.part("text_config")
     _check_text_half(text, family)
-    quantization = quantization_method(outer, text)
+    modelopt = folder / MODELOPT
+    quantized = outer, text, read_fields(modelopt) if modelopt.exists() else None
+    quantization = quantization_method(*quantized)
     config = text or outer
     if family in config_encoder.FAMILIES:
         spec = config_encoder.encoder_spec(config, family, _architecture(outer), folder)
@@ -57,8 +61,8 @@ def folder_spec(folder: Path, generation_config: str) -> ModelSpec:
         eos_token_ids=eos,
         checkpoint_dtype=_dtype(config, outer, folder),
         quantization=quantization,
-        static_inputs=static_inputs(outer, text),
-        kv_cache_dtype=cache_type(outer, text),
+        static_inputs=static_inputs(*quantized),
+        kv_cache_dtype=cache_type(*quantized),
         generation=generation_defaults(ignored),
     )
 

@@ -25,7 +25,7 @@ from zlm.models.config_generation import (
 )
 from zlm.models.config_rope import check_rope, gguf_rope, longest_context
 from zlm.models.config_tokens import gguf_tokens
-from zlm.weights.gguf import GGUFFile
+from zlm.weights.gguf import READABLE, GGUFFile
 
 FAMILIES = {  # GGUF's architecture: our family. Mistral's and Mixtral's files say llama
     "llama": "llama",
@@ -61,6 +61,7 @@ def gguf_spec(path: Path, generation_config: str) -> ModelSpec:
     """Return the facts of the GGUF file *path*; see ``zlm.models.config.load_spec``."""
     file = GGUFFile(path)
     family = _family(file)
+    _check_types(file)
     prefix = f"{file.architecture}."
     keys = Fields(
         {
@@ -95,6 +96,15 @@ def _decoder_spec(file: GGUFFile, keys: Fields, family: str) -> ModelSpec:
         spec = msgspec.structs.replace(spec, **facts)
     check_rope(spec.rope, spec.head_dim, file.path)
     return spec
+
+
+def _check_types(file: GGUFFile) -> None:
+    for name, info in file.tensors.items():
+        if info.type not in READABLE:
+            raise ModelError(
+                f"{file.path}: tensor {name} is quantized as {info.type}, which is not supported. "
+                f"Supported: {', '.join(READABLE)}"
+            )
 
 
 def _family(file: GGUFFile) -> str:

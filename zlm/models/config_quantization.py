@@ -12,8 +12,9 @@ from zlm.models.config_fields import Fields
 KEYS = ("quantization_config", "compression_config", "quantization")
 # compressed-tensors: its names of what a weight is stored as.
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
-SUPPORTED = ("awq", "gptq", "compressed-tensors", "fbgemm_fp8", "fp8", "mxfp4")
+SUPPORTED = ("awq", "gptq", "compressed-tensors", "fbgemm_fp8", "fp8", "modelopt", "mxfp4")
 GPTQ_BITS = (2, 4, 8)
+FUSED = ("weight_input", "weight_output")  # rotations that the stored weights have in them
 
 
 def quantization_method(*configs: Fields | None) -> str | None:
@@ -34,6 +35,8 @@ def static_inputs(*configs: Fields | None) -> bool:
             if isinstance(inputs, dict) and not inputs.get("dynamic"):
                 return True
         if part.values.get("activation_scheme") == "static":
+            return True
+        if part.values.get("quant_algo") == "FP8":  # ModelOpt's, which has one scale a product
             return True
     return False
 
@@ -60,8 +63,9 @@ def _parts(configs: tuple[Fields | None, ...]) -> Iterator[Fields]:
                 yield part
 
 
-def _method(part: Fields) -> str:
-    name = part.values.get("quant_method") or part.values.get("quant_algo") or "an unnamed"
+def _method(part: Fields) -> str | None:
+    by_algorithm = "modelopt" if "quant_algo" in part.values else "unnamed"
+    name = part.values.get("quant_method") or by_algorithm
     method = str(name).replace("-", "_").replace("compressed_tensors", "compressed-tensors")
     if method == "awq":
         _allow(part, "bits", part.integer("bits", part.integer("w_bit", 4)), (4,))
@@ -75,6 +79,11 @@ def _method(part: Fields) -> str:
         _check_compressed(part)
     elif method == "fp8":
         _allow(part, "fmt", part.text("fmt", "e4m3"), ("e4m3", "float8_e4m3fn"))
+    elif method == "modelopt":
+        if part.values.get("quant_algo") is None:  # only keys and values are
+            return None
+        _allow(part, "quant_algo", part.text("quant_algo", ""), ("FP8",))
+        return "fp8"
     elif method not in SUPPORTED:
         bits = part.values.get("bits")
         width = f" ({bits}-bit)" if isinstance(bits, int) else ""
@@ -97,6 +106,24 @@ def _check_compressed(part: Fields) -> None:
         group = groups.part(key) if groups is not None else None
         if group is not None and group.has("format"):
             _allow(group, "format", group.text("format", ""), FORMATS)
+        stored = None if group is None else group.part("weights")
+        if stored is not None:
+            _allow(stored, "num_bits", stored.integer("num_bits", 8), (4, 8))
+    _check_rotations(part.part("transform_config"))
+
+
+def _check_rotations(transforms: Fields | None) -> None:
+    """Refuse rotations of activations, which nothing here computes."""
+    schemes = None if transforms is None else transforms.part("config_groups")
+    if schemes is None:
+        return
+    for name, scheme in schemes.values.items():
+        applied = scheme.get("apply") if isinstance(scheme, dict) else None
+        for where in applied if isinstance(applied, list) else (None,):
+            if not isinstance(where, dict) or where.get("location") not in FUSED:
+                raise ModelError(
+                    f"{schemes.source}: {name} rotates more than weights, which is not supported"
+                )
 
 
 def _allow(part: Fields, key: str, value: object, supported: tuple[object, ...]) -> None:

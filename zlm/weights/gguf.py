@@ -61,6 +61,11 @@ TENSOR_TYPES = {
     39: ("MXFP4", 32, 17),
     40: ("NVFP4", 64, 36),
 }
+# Those that ``zlm.weights.gguf_dequant`` reads.
+READABLE = (
+    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+)
 
 # Metadata value types by number: those of fixed size as numpy types, then the other two.
 SCALARS: dict[int, np.dtype] = {

@@ -9,7 +9,19 @@ import torch
 from torch import Tensor
 
 from zlm.ops.block_matrix import BlockMatrix
-from zlm.weights.gguf_dequant import BLOCKS, fifth_bits, halves, k_scales, nibbles, six_bits
+from zlm.weights.gguf_dequant import (
+    BLOCKS,
+    bits,
+    fifth_bits,
+    halves,
+    iq4_values,
+    iq4_xs,
+    k_scales,
+    nibbles,
+    six_bits,
+    three_bits,
+    two_bits,
+)
 
 # Codes uint8 or int8 [N, values], scales and offsets float32 [N, groups].
 Parts = tuple[Tensor, Tensor, Tensor | None]
@@ -59,8 +71,7 @@ def _q4_k(blocks: Tensor) -> Parts:
 
 def _q5_k(blocks: Tensor) -> Parts:
     scales, minima = k_scales(blocks)
-    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).view(1, 8, 1)
-    fifth = ((blocks[:, None, 16:48] >> shifts) & 1) << 4
+    fifth = bits(blocks[:, 16:48]) << 4
     return nibbles(blocks[:, 48:].view(-1, 4, 32)).view(-1, 8, 32) | fifth, scales, -minima
 
 
@@ -69,13 +80,35 @@ def _q6_k(blocks: Tensor) -> Parts:
     return codes, scales, scales * -32.0
 
 
+def _q2_k(blocks: Tensor) -> Parts:
+    codes, scales, minima = two_bits(blocks)
+    return codes, scales, -minima
+
+
+def _q3_k(blocks: Tensor) -> Parts:
+    codes, scales = three_bits(blocks)
+    return codes, scales, scales * -4.0
+
+
+def _iq4_nl(blocks: Tensor) -> Parts:
+    return iq4_values(blocks[:, None, 2:]), halves(blocks, 0), None
+
+
+def _iq4_xs(blocks: Tensor) -> Parts:
+    return *iq4_xs(blocks), None
+
+
 PARTS: dict[str, Callable[[Tensor], Parts]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
 }

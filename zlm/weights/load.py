@@ -21,12 +21,11 @@ import torch
 from torch import Tensor
 
 from zlm.config import ModelSpec
-from zlm.errors import ModelError
 from zlm.ops.block_matrix import BlockMatrix
 from zlm.weights.encoder_names import ENCODERS, encoder_names, gguf_encoder_names
 from zlm.weights.feed import Feeder
 from zlm.weights.gguf import GGUFFile, TensorInfo
-from zlm.weights.gguf_dequant import SUPPORTED, dequantize
+from zlm.weights.gguf_dequant import dequantize
 from zlm.weights.gguf_matrix import PARTS, matrix as gguf_matrix
 from zlm.weights.gguf_rows import FileRows
 from zlm.weights.mxfp4 import MXFP4Weights
@@ -185,13 +184,6 @@ class GGUFWeights:
             self._names = gguf_names(
                 file.tensors, sandwich=spec.sandwich_norms, fused=spec.fused_products
             )
-        for name in self._names.values():
-            kind = file.tensors[name].type
-            if kind not in SUPPORTED:
-                raise ModelError(
-                    f"{path}: tensor {name} is quantized as {kind}, which is not supported. "
-                    f"Supported: {', '.join(SUPPORTED)}"
-                )
         self._file = RawFile(str(path))
         self._device = device
         self._feeder = None if device.type == "cpu" else Feeder(device)

@@ -115,7 +115,7 @@ class QuantizedWeights:
         if name in self._scales:
             return self._stored.get(self._scales[name]).flatten()
         if entry is None:
-            return self._stored.get(name)
+            return _plain(name, self._stored.get(name))
         matrix = self._matrix(name, *entry, whole)
         assert matrix is not None, "all can be read"
         return matrix.dequantize(torch.float32)
@@ -123,7 +123,7 @@ class QuantizedWeights:
     def part(self, name: str, choose: Choose) -> Tensor:
         """Return what *choose* names of tensor *name*, read alone if it can be."""
         if self._names[name] is None and name not in self._scales:
-            return read_tensor(self._stored, name, choose)
+            return _plain(name, read_tensor(self._stored, name, choose))
         matrix = self.matrix(name, choose)
         return (
             chosen(self.get(name), choose) if matrix is None else matrix.dequantize(torch.float32)
@@ -186,6 +186,13 @@ class QuantizedWeights:
 
     def close(self) -> None:
         self._stored.close()
+
+
+def _plain(name: str, tensor: Tensor) -> Tensor:
+    """Return *tensor*, which is none of a scheme's: codes alone stand for no values."""
+    if tensor.is_floating_point() and tensor.element_size() > 1:
+        return tensor
+    raise ModelError(f"tensor {name} is stored as {tensor.dtype}, and its scales are missing")
 
 
 def _choose_of_part(
