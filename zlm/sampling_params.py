@@ -240,7 +240,8 @@ def _range(name: str, value: float | None, low: float, high: float) -> None:
         return
     _number(name, value, whole=isinstance(low, int))
     if not low <= value <= high:
-        bounds = f"at least {low}" if high == _NONE else f"between {low} and {high}"
+        unbounded = high == _NONE and value < low
+        bounds = f"at least {low}" if unbounded else f"between {low} and {high}"
         raise BadRequest(f"{name} must be {bounds}, got {clip(value)}", param=name)
 
 

@@ -208,6 +208,11 @@ def test_value_out_of_range(house, field, value, stream):
     assert field in house.refused(response, 400, field)
 
 
+def test_a_seed_beyond_the_largest_is_told_its_range(house):
+    said = house.refused(house.complete(seed=2**63), 400, "seed")
+    assert f"between {-(2**63)} and {2**63 - 1}" in said
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
