@@ -178,7 +178,7 @@ def test_a_file_of_requests_for_a_running_server(server: Server, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--top-p", "7"], "top_p must be between"),
+        (["--seed", str(2**63)], "seed must be between"),
         (["--model", "other"], "the model 'other' is not served here"),
     ],
 )
