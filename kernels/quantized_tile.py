@@ -29,24 +29,19 @@ from zlm.kernels.quantized_product import QuantizedProduct
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a program works. programs: at least so many, if K can be split for it: a program's units
-    wait for its codes to be unpacked, and the other way round, so that several have to share a
-    multiprocessor."""
+    """How a program works."""
 
     columns: int  # BN
     warps: int
     stages: int
-    programs: int
 
 
 # By BM. With 8 columns it is Ampere's instructions that multiply, warp by warp, as soon as what
 # they take is unpacked.
-TILES = {
-    8: Tile(64, 2, 4, 4 * 132),
-    16: Tile(64, 4, 4, 4 * 132),
-    32: Tile(64, 4, 4, 4 * 132),
-    64: Tile(64, 4, 3, 4 * 132),
-}
+TILES = {8: Tile(64, 2, 4), 16: Tile(64, 4, 4), 32: Tile(64, 4, 4), 64: Tile(64, 4, 3)}
+# At least so many, if K can be split for it: a program's units wait for its codes to be unpacked,
+# and the other way round, so that several have to share a multiprocessor.
+PROGRAMS = 4 * 132
 MOST_SPLITS = 16
 LEAST_CHUNKS = 4  # of a split
 AHEAD = 64  # int16 elements of a program's rows that are called into L2 ahead: a line of each
@@ -302,8 +297,7 @@ def _finish_kernel(
 class Setting:
     """How a product is cut."""
 
-    rows: int  # BM
-    tile: Tile
+    rows: int  # BM, of ``TILES``
     chunk: int  # BK
     mode: int  # see ``sums``
     splits: int  # of K
@@ -330,14 +324,13 @@ def setting(rows: int, weight: Codes, *, gated: bool, fixed: bool) -> Setting:
     mode, chunk = mode_and_chunk(weight)
     chunks = cdiv(K, chunk)
     splits = 1
-    tall = FIXED_ROWS if fixed else max(8, power_of_two(rows))
-    tile = TILES[tall]
+    tall = FIXED_ROWS if fixed else max(min(TILES), power_of_two(rows))
     if not fixed:
-        programs = cdiv(N // 2 if gated else N, tile.columns)
+        programs = cdiv(N // 2 if gated else N, TILES[tall].columns)
         most = min(MOST_SPLITS, chunks // LEAST_CHUNKS)
-        splits = max(1, min(most, round(tile.programs / programs)))
+        splits = max(1, min(most, round(PROGRAMS / programs)))
     each = cdiv(chunks, splits)
-    return Setting(tall, tile, chunk, mode, cdiv(chunks, each), each)
+    return Setting(tall, chunk, mode, cdiv(chunks, each), each)
 
 
 def scratch_values(rows: int, weight: Codes, *, gated: bool, fixed: bool) -> int:
@@ -361,7 +354,7 @@ def run(product: QuantizedProduct, scratch: Tensor | None, *, fixed: bool, pdl: 
     assert not split or (scratch is not None and scratch.dtype == torch.float32)
     codes = weight.halves
     kind, beside = weight.beside
-    tile = how.tile
+    tile = TILES[how.rows]
     grid = cdiv(N, tile.columns), how.splits, cdiv(rows, how.rows)
     ahead = AHEAD if codes.shape[1] // how.splits >= AHEAD else 0
     _tile_kernel[grid](

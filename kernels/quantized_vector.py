@@ -10,11 +10,11 @@ where a float32's fraction is and taken as it is:
     float8   converted by the card; older ones move sign, exponent and fraction to their places:
              code * 2^-120, and x * 2^60
 
-Where x has 2 bytes, 4 bits are taken two at a time (PAIRS), which halves the instructions: 1024 + c
-or 1024 + 16 c in float16, less what makes it c - 8, times x in float16. The eight of a word are
-multiplied by the power of two that brings the largest of them to 1, and four products are summed in
-float16 before float32 has the sums: what that rounds is an eighth of what rounding x to bfloat16
-does.
+Where x has 2 bytes, 4 bits are taken two at a time (PAIRS), in 17 instructions a word instead of
+20: 1024 + c or 1024 + 16 c in float16, less what makes it c - 8, times x in float16. The eight of x
+for a word are multiplied by the power of two that brings the largest of them to 1, and four
+products are summed in float16 before float32 has the sums: what that rounds is an eighth of what
+rounding x to bfloat16 does.
 
 What is too much of it is a sum of x alone, which the rows of a program share, and is taken off the
 sum of a span. That is multiplied by its scale; all of it is float32. A thread holds the same spans

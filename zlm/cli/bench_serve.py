@@ -94,8 +94,10 @@ def check(options: argparse.Namespace, targets: Sequence[str], flags: Sequence[s
             server_at(target, options)
         else:
             _command(target, flags)
-            samples(plan)  # before a server is started, which takes a while
-    if flags and all("://" in target for target in targets):
+    are_running = all("://" in target for target in targets)
+    if not are_running:
+        samples(plan)  # before a server is started, which takes a while
+    if flags and are_running:
         raise ConfigError(f"{flags[0]}: a server that runs takes no flags")
     for name in ("report", "records"):
         path: Path | None = getattr(options, name)
