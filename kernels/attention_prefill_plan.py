@@ -43,7 +43,7 @@ CONFIGS: dict[str, dict[int, PrefillConfig]] = {
     "NVIDIA H200": {
         32: PrefillConfig(64, 64, 4, 3, 3),
         64: PrefillConfig(64, 64, 4, 3, 3),
-        128: PrefillConfig(128, 64, 8, 3),
+        128: PrefillConfig(128, 64, 8, 2, 2),
         256: PrefillConfig(128, 32, 8, 3),
         512: PrefillConfig(64, 32, 8, 2),  # not measured
     },
@@ -138,6 +138,21 @@ def _plan_kernel(
     tl.store(p_item + 1, tl.where(exists, b_tile, 0), mask=listed)
 
 
+@direct
+@triton.jit(do_not_specialize=["p_starts", "p_work", "num_rows"])
+def _last_tiles_kernel(
+    p_starts, p_work, num_rows, BLOCK_Q: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr
+):
+    begin(PDL)
+    i_row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    mask = i_row < num_rows
+    n_queries = tl.load(p_starts + i_row + 1, mask=mask, other=0)
+    n_queries -= tl.load(p_starts + i_row, mask=mask, other=0)
+    p_item = p_work + i_row * 2
+    tl.store(p_item, tl.where(n_queries > 0, i_row, -1), mask=mask)
+    tl.store(p_item + 1, tl.maximum(n_queries - 1, 0) // BLOCK_Q, mask=mask)
+
+
 def num_tiles(num_tokens: int, num_rows: int, queries: int) -> int:
     """Return the most tiles of *queries* queries that rows with *num_tokens* in all can have."""
     return (num_tokens - num_rows) // queries + num_rows if num_tokens > num_rows else num_tokens
@@ -182,6 +197,25 @@ def plan_prefill(
         BLOCK_Q=queries,
         CAP=abs(window) + queries if window else 0,
         ITEMS=PLAN_ITEMS,
+        ROWS=PLAN_ROWS,
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
+
+
+def plan_last_tiles(query_starts: Tensor, *, out: Tensor, queries: int, pdl: bool = False) -> None:
+    """Write to *out* (int32 [R, 2]) the last tile of each row alone, as ``plan_prefill`` does.
+
+    For a layer whose other queries nobody needs. Arguments as there.
+    """
+    rows = query_starts.shape[0] - 1
+    assert out.dtype == torch.int32 and out.is_contiguous() and out.shape == (rows, 2)
+    _last_tiles_kernel[(cdiv(rows, PLAN_ROWS),)](
+        query_starts,
+        out,
+        rows,
+        BLOCK_Q=queries,
         ROWS=PLAN_ROWS,
         PDL=pdl,
         num_warps=4,

@@ -80,6 +80,15 @@ def test_plan_lists_every_tile_once_and_heavy_ones_first(window: int) -> None:
     assert all(weight(a) >= weight(b) for a, b in pairwise(listed))
 
 
+def test_plan_of_last_tokens_lists_the_last_tile_of_each_row() -> None:
+    counts, per_tile = [40, 0, 16, 17, *[3] * 200, 1], 16
+    starts = torch.tensor([3, *counts]).cumsum(0).int()
+    plan = torch.full((len(counts), 2), -9, dtype=torch.int32)
+    tiling.plan_last_tiles(starts, out=plan, queries=per_tile)
+    rows = [(r, -(-c // per_tile) - 1) if c else (-1, 0) for r, c in enumerate(counts)]
+    assert [tuple(item) for item in plan.tolist()] == rows
+
+
 @pytest.mark.parametrize(
     ("tokens", "rows", "most"), [(100, 1, 7), (16, 16, 16), (17, 16, 16), (5, 9, 5), (0, 0, 0)]
 )

@@ -84,6 +84,31 @@ def test_a_row_that_does_not_sample_among_decodes() -> None:
     assert pair.step([(1, 6, 1, 0)]) == []
 
 
+def test_the_last_layer_computes_sampled_tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others' attention ends with the layer before; all of them if the prompt is reported."""
+    pair = Pair((0, 0))
+    layers, computed = pair.gpu._program._model.layers, []  # type: ignore[attr-defined]
+    for number, layer in enumerate(layers):
+
+        def add(x: Any, *others: Any, number: int = number, add: Any = layer.mlp.add) -> Any:
+            computed.append((number, len(x)))
+            return add(x, *others)
+
+        monkeypatch.setattr(layer.mlp, "add", add)
+    samples = gpu_steps.FEW
+    pair.step([(0, 0, 23, 1)], [join(0, PROMPT)])
+    assert computed == [(0, 32), (1, samples)]
+    computed.clear()
+    pair.step([(0, 23, 1, 1), (1, 0, 9, 0)], [join(1, PROMPT)])
+    assert computed == [(0, 4 + 16), (1, 4 + samples)]
+    computed.clear()
+    pair.step([(2, 0, 9, 0)], [join(2, PROMPT)])
+    assert computed == [(0, 16), (1, 1)]
+    computed.clear()
+    pair.step([(3, 0, 9, 0)], [join(3, PROMPT, prompt_logprobs=1)])
+    assert computed == [(0, 16), (1, 16)]
+
+
 def test_once_its_prompt_is_reported_a_sequence_is_like_any_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

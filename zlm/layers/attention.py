@@ -31,6 +31,11 @@ class LayerStep:
     rotation: Tensor  # of the layer's rotary table, for the step's positions
     cache: Tensor  # the layer's
     work: Any  # the backend's plan of its KV group
+    picked: Tensor | None = None  # the tokens that go on from this layer's attention; None: all
+
+    def kept(self, rows: Tensor) -> Tensor:
+        """Return the rows, of [T', n], of tokens that go on; all of them are *rows* itself."""
+        return rows if self.picked is None else rows.index_select(0, self.picked)
 
 
 def geometry(spec: ModelSpec, index: int = 0) -> Geometry:
@@ -84,17 +89,20 @@ class Attention:
         )
 
     def __call__(self, x: Tensor, step: LayerStep) -> Tensor:
-        """Return [T', H] for x [T', H]; keys and values of the step's tokens go to the cache."""
+        """Return [T', H] for x [T', H]; keys and values of the step's tokens go to the cache.
+
+        The result has the rows that ``step`` keeps; so has that of ``add``.
+        """
         return self.out(self._heads(self.qkv(x), step))
 
     def add(self, x: Tensor, residual: Tensor, norm: Norm, step: LayerStep) -> Tensor:
         """Return *residual*, which is used up, plus the attention of the norm of x."""
-        return self.out.add(self._heads(self.qkv(x, norm), step), residual)
+        return self.out.add(self._heads(self.qkv(x, norm), step), step.kept(residual))
 
     def _heads(self, qkv: Tensor, step: LayerStep) -> Tensor:
         if self.whole is not None:
             qkv = self.whole.apply(qkv)
-        return self.attention(qkv, step.rotation, step.cache, step.work)
+        return step.kept(self.attention(qkv, step.rotation, step.cache, step.work))
 
 
 def _merged_weight(parameters: Parameters, spec: ModelSpec, rope: RopeSpec) -> Weight:

@@ -83,5 +83,5 @@ class DecoderLayer:
         hidden: the residual before, which is used up; x: its ``attention_norm``.
         """
         x = self.attention(x, step)
-        hidden, x = self.sandwich(x, hidden, self.attention_out_norm, self.mlp_norm)
+        hidden, x = self.sandwich(x, step.kept(hidden), self.attention_out_norm, self.mlp_norm)
         return self.sandwich(self.mlp(x), hidden, self.mlp_out_norm, next_norm)

@@ -132,11 +132,11 @@ class DecoderLayer:
         extra: [T', P], of ``PerLayerEmbedding``.
         """
         x = self.attention(self.attention_norm(hidden), step)
-        hidden, x = self.sandwich(x, hidden, self.attention_out_norm, self.mlp_norm)
+        hidden, x = self.sandwich(x, step.kept(hidden), self.attention_out_norm, self.mlp_norm)
         # The norm after what is added is not needed here: a norm at hand stands in its place.
         hidden, _ = self.sandwich(self.mlp(x), hidden, self.mlp_out_norm, self.mlp_norm)
         if extra is not None and self.out_norm is not None:
-            own = self._per_layer(hidden, extra)
+            own = self._per_layer(hidden, step.kept(extra))
             hidden, _ = self.sandwich(own, hidden, self.out_norm, self.mlp_norm)
         return hidden.mul_(self.scalar) if self.scalar != 1.0 else hidden
 
@@ -196,4 +196,5 @@ class Attention:
 
     def __call__(self, x: Tensor, step: LayerStep) -> Tensor:
         """Return [T', H] for normed x [T', H]."""
-        return self.out(self.attention(self.qkv(x), step.rotation, step.cache, step.work))
+        heads = self.attention(self.qkv(x), step.rotation, step.cache, step.work)
+        return self.out(step.kept(heads))

@@ -75,5 +75,5 @@ class PostNormLayer:
 
     def __call__(self, hidden: Tensor, step: LayerStep) -> Tensor:
         """Return the residual after this layer, [T', H]; *hidden* is used up."""
-        hidden = hidden.add_(self.attention_norm(self.attention(hidden, step)))
+        hidden = step.kept(hidden).add_(self.attention_norm(self.attention(hidden, step)))
         return hidden.add_(self.mlp_norm(self.mlp(hidden)))

@@ -37,7 +37,10 @@ class Model(Protocol):
     """A model ready to compute steps."""
 
     def forward(self, batch: StepBatch, caches: list[Tensor]) -> Tensor:
-        """Return hidden states [T, H] of a step; ``caches[layer]`` take its keys and values."""
+        """Return hidden states of a step, [T, H] or of the picked tokens, [S, H].
+
+        ``caches[layer]`` take its keys and values.
+        """
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [S, V] float32, a new tensor, for hidden states [S, H] of ``forward``."""

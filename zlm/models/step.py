@@ -1,5 +1,7 @@
 """What the layers of a model share in one step: each KV group's plan, each table's rotation."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -42,10 +44,14 @@ class StepPlanner:
             for g, layer in enumerate(self._first_layers)
         ]
         rotations = [self._ops.rotation(table, batch, heads) for table, heads in self._tables]
-        return [
+        steps = [
             LayerStep(rotations[table], caches[cache], works[self._layer_groups[cache]])
             for table, cache in zip(self._layer_tables, self._caches, strict=True)
         ]
+        if batch.picked is not None:
+            last = steps[-1]
+            steps[-1] = replace(last, work=last.work.last_tokens(), picked=batch.picked)
+        return steps
 
     def _whole_sequences(self, batch: StepBatch) -> list[LayerStep]:
         """Return the step for layers that keep nothing: every row is a whole sequence."""
@@ -61,7 +67,10 @@ class StepPlanner:
         ]
 
     def finish(self, batch: StepBatch, caches: list[Tensor], hidden: Tensor) -> Tensor:
-        """Return the step's rows [T, H] of *hidden* [T', H]; see that the caches stay finite."""
+        """Return the step's rows of *hidden* [T', H]: [T, H], or the picked ones, which it has.
+
+        Sees that the caches stay finite.
+        """
         if self._windows:
             return hidden[: batch.num_tokens]
         return self._ops.finish(batch, caches, self._layer_groups, hidden)

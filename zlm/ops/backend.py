@@ -254,7 +254,10 @@ class Ops(Protocol):
         """Prepare the rotation of a step for all layers with *table* (``layers.rotary``)."""
 
     def plan(self, batch: StepBatch, group_index: int, cache: Tensor, geometry: Geometry) -> Any:
-        """Plan the attention of a step for all layers of a KV group; *cache* is any of theirs."""
+        """Plan the attention of a step for all layers of a KV group; *cache* is any of theirs.
+
+        ``last_tokens()`` of a plan, where batches have ``picked`` tokens, need not do any others.
+        """
 
     def finish(
         self, batch: StepBatch, caches: list[Tensor], layer_groups: list[int], hidden: Tensor

@@ -44,6 +44,9 @@ class StepBatch:
     context_lens: list[int]  # ``seq_lens`` as Python integers; both empty if only a device has them
     groups: list[GroupBatch]
     token_types: Tensor | None = None  # int64 [T]: segments of pairs; None: all of segment 0
+    # int32 [S]: the tokens whose hidden states are wanted, by their place in T, each the last of
+    # its row; None: all. Of others the last layer need only compute keys and values.
+    picked: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:

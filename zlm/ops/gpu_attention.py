@@ -9,7 +9,7 @@ device, so all of it can be captured in a graph.
 The cache's layout is told in ``zlm.kernels.attention_decode``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -55,6 +55,12 @@ class GpuPlan:
     decode: Tensor | None  # int32: their plan
     prefill: Prefill | None
 
+    def last_tokens(self) -> "GpuPlan":
+        """Return a plan that need not compute more than the last token of each row."""
+        if not isinstance(self.prefill, TiledPrefill):
+            return self
+        return replace(self, prefill=self.prefill.last_tokens())
+
 
 @dataclass(frozen=True, slots=True)
 class TiledPrefill:
@@ -64,6 +70,7 @@ class TiledPrefill:
     query_starts: Tensor  # int32 [R + 1]: offsets among the step's tokens
     seq_lens: Tensor  # int32 [R]
     window: int
+    queries: int  # of a tile
     tiles: Tensor  # int32 [items, 2]
     fixed: bool
     pdl: bool
@@ -87,6 +94,16 @@ class TiledPrefill:
             fixed=self.fixed,
             pdl=self.pdl,
         )
+
+    def last_tokens(self) -> "TiledPrefill":
+        """Return the plan that computes the last token of each row, and few others."""
+        tiles = torch.empty(
+            (self.seq_lens.shape[0], 2), dtype=torch.int32, device=self.tiles.device
+        )
+        attention_prefill_plan.plan_last_tiles(
+            self.query_starts, out=tiles, queries=self.queries, pdl=self.pdl
+        )
+        return replace(self, tiles=tiles)
 
 
 def workspace(
@@ -157,7 +174,7 @@ def plan_tiles(
             starts, lengths, out=tiles, queries=queries, window=group.window, pdl=pdl
         )
     table = group.block_table[first:]
-    return TiledPrefill(table, starts, lengths, group.window, tiles, fixed, pdl)
+    return TiledPrefill(table, starts, lengths, group.window, queries, tiles, fixed, pdl)
 
 
 class GpuPagedAttention:

@@ -104,9 +104,10 @@ class Admission:
             raise BadRequest("prompt must not be empty", param="prompt")
         if keep is not None:
             prompts = [self._truncated(message, prompt, keep) for prompt in prompts]
-        field = _field(message)
-        for prompt in prompts:
-            check_ids(field, prompt.token_ids, self._resolved.spec.vocab_size)
+        given = message.prompts if message.chat is None else [""]
+        for prompt, source in zip(prompts, given, strict=True):
+            if isinstance(source, str):  # a tokenizer may have ids that the model has not
+                check_ids(_field(message), prompt.token_ids, self._resolved.spec.vocab_size)
         return prompts
 
     def _prompt(self, message: Generate, prompt: str | list[int], limit: int | None) -> Prompt:

@@ -84,18 +84,33 @@ class StepProgram:
         tokens = self._samples[: 4 * count].view(torch.int32)
         return tokens, self._samples[start : start + count]
 
-    def launch(self, shape: StepShape, form: str, lengths: HostLengths = ([], [])) -> Tensor:
-        """Launch the step whose array was loaded. Returns the hidden states of its tokens."""
+    def launch(
+        self,
+        shape: StepShape,
+        form: str,
+        lengths: HostLengths = ([], []),
+        *,
+        all_tokens: bool = False,
+    ) -> Tensor:
+        """Launch the step whose array was loaded.
+
+        Returns the hidden states of all its tokens if *all_tokens*, of the sampled ones if not.
+        """
         inputs = self.inputs(shape)
-        batch = self._batch(inputs, shape, lengths)
+        picked = None
+        if self._has_logits and shape.prefill_rows and not all_tokens:
+            # Some token must go on to the end: the first stands for none, whatever comes of it.
+            picked = inputs.query_starts[:1] if form == "silent" else inputs.sample_tokens
+        batch = self._batch(inputs, shape, lengths, picked)
         hidden = self._model.forward(batch, self._caches)
         if form == "silent" or not self._has_logits:
             return hidden
-        picked, positions = hidden, batch.seq_lens
+        sampled, positions = hidden, batch.seq_lens
         if shape.prefill_rows:
-            picked = hidden.index_select(0, inputs.sample_tokens)
             positions = inputs.sample_lengths
-        logits = self._model.logits(picked)
+            if picked is None:
+                sampled = hidden.index_select(0, inputs.sample_tokens)
+        logits = self._model.logits(sampled)
         if form == "logits":
             self.logits(shape.samples).copy_(logits)
             return hidden
@@ -110,7 +125,9 @@ class StepProgram:
         )
         return hidden
 
-    def _batch(self, inputs: StepInputs, shape: StepShape, lengths: HostLengths) -> StepBatch:
+    def _batch(
+        self, inputs: StepInputs, shape: StepShape, lengths: HostLengths, picked: Tensor | None
+    ) -> StepBatch:
         tables, device = self._tables, self._device
         rows, num_tokens = shape.num_rows, shape.num_tokens
         # The tail row holds the padding of the prefill part: without one there is none.
@@ -157,6 +174,7 @@ class StepProgram:
                 GroupBatch(slot_mapping[g], block_tables[g], window)
                 for g, window in enumerate(self._windows)
             ],
+            picked=picked,
         )
 
 

@@ -57,18 +57,27 @@ class _Steady:
     slots: bytes
     starts: bytes
     sample: bytes
-    shape: StepShape
-    form: str
-    chosen: np.ndarray
+    masked: bool
+    sampling: "_Sampling"
 
     def fits(self, message: Execute) -> bool:
         """Tell whether *message* is that step, with no sequence joining."""
         same = message.starts == self.starts and message.slots == self.slots
-        changed = message.joins or message.masked
-        return same and message.sample == self.sample and not changed
+        alike = message.sample == self.sample and message.masked == self.masked
+        return same and alike and not message.joins
 
     def advance(self) -> None:
         self.starts = (np.frombuffer(self.starts, np.int32) + np.int32(1)).tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampling:
+    """What is known of a step's samples on the host."""
+
+    shape: StepShape
+    form: str
+    chosen: np.ndarray  # which samples the step asks for, in message order
+    slots: np.ndarray  # of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +85,7 @@ class _Unsampled:
     """A step whose logits are on their way; its masks are to come."""
 
     running: _Running
-    rows: StepRows
-    shape: StepShape
-    chosen: np.ndarray
+    sampling: _Sampling
 
 
 class GpuRunner:
@@ -162,7 +169,9 @@ class GpuRunner:
             self.copy_blocks(message.copies)
         steady = self._steady
         if steady is not None and steady.fits(message):
-            self._launch_steady(steady, running)
+            self.graphs.run(steady.sampling.shape, steady.sampling.form)
+            steady.advance()
+            self._sample(steady.sampling, running, masked=message.masked)
         elif message.slots:
             self._launch_rows(message, running)
         if not message.masked:
@@ -173,10 +182,9 @@ class GpuRunner:
         """Launch the sampling of the step that waits for *masks*."""
         waiting, self._unsampled = self._unsampled, None
         assert waiting is not None and waiting.running.step == masks.step, "masks of another step"
-        running, shape, chosen = waiting.running, waiting.shape, waiting.chosen
-        self._sample_fully(waiting.rows, shape, chosen, running, masks)
-        self._download(running, shape.samples, chosen)
-        self._launched(running)
+        self._sample_fully(waiting.sampling, waiting.running, masks)
+        self._download(waiting.running, waiting.sampling)
+        self._launched(waiting.running)
 
     def _launched(self, running: _Running) -> None:
         if self._on_gpu:
@@ -260,62 +268,58 @@ class GpuRunner:
 
     # ------------------------------------------------------------------------------ launching
 
-    def _launch_steady(self, steady: _Steady, running: _Running) -> None:
-        self.graphs.run(steady.shape, steady.form)
-        steady.advance()
-        if steady.form != "silent":
-            self._download(running, steady.shape.samples, steady.chosen)
-
-    def _download(self, running: _Running, count: int, chosen: np.ndarray) -> None:
-        running.count, running.chosen = count, chosen
-        running.samples = self._downloads.begin(self._program.samples(count))
-
     def _launch_rows(self, message: Execute, running: _Running) -> None:
         rows = step_inputs.read(message)
         sampled = rows.sampled_slots
-        sampling = self._sampler.variant(sampled) if len(sampled) else "silent"
-        if message.masked:
-            sampling = None
-        form = sampling or "logits"
+        form = self._sampler.variant(sampled) if len(sampled) else "silent"
+        if message.masked or form is None:
+            form = "logits"
         shape = self._sizes.shape(rows)
         if shape.prefill_rows and self.most_padding:
             shape = self.graphs.nearest(shape, form, self.most_padding) or shape
         array, chosen = gpu_steps.fill(rows, shape, self._tables.dummy_slot)
         self._program.load(array)
+        sampling = _Sampling(shape, form, chosen, sampled)
         hidden, self._steady = None, None
         wants_prompt = self._prompt.wanted(rows, self._sampler)
         if wants_prompt or not self._can_capture(shape):
-            hidden = self._program.launch(shape, form, _host_lengths(rows, shape))
+            lengths = _host_lengths(rows, shape)
+            hidden = self._program.launch(shape, form, lengths, all_tokens=wants_prompt)
         else:
             self.graphs.run(shape, form)
-            if sampling is not None and not shape.prefill_rows:
-                sample, starts = message.sample, message.starts
-                self._steady = _Steady(message.slots, starts, sample, shape, form, chosen)
+            if not shape.prefill_rows:
+                slots, starts, sample = message.slots, message.starts, message.sample
+                self._steady = _Steady(slots, starts, sample, message.masked, sampling)
                 self._steady.advance()
-        if message.masked:
-            self._unsampled = _Unsampled(running, rows, shape, chosen)
-        elif sampling is None:
-            self._sample_fully(rows, shape, chosen, running, None)
-        if form != "silent" and not message.masked:
-            self._download(running, shape.samples, chosen)
+        self._sample(sampling, running, masked=message.masked)
         if wants_prompt and hidden is not None:
             places = gpu_steps.padded_index(rows, shape, np.arange(rows.num_tokens))
             running.prompt = self._prompt.columns(
                 rows, places, hidden, self._tables.tokens, self._sampler
             )
 
-    def _sample_fully(
-        self,
-        rows: StepRows,
-        shape: StepShape,
-        chosen: np.ndarray,
-        running: _Running,
-        masks: Masks | None,
-    ) -> None:
+    def _sample(self, sampling: _Sampling, running: _Running, *, masked: bool) -> None:
+        """Launch what of the sampling the step's graph has not done, and the copy of samples."""
+        if masked:
+            self._unsampled = _Unsampled(running, sampling)
+            return
+        if sampling.form == "logits":
+            self._sample_fully(sampling, running, None)
+        if sampling.form != "silent":
+            self._download(running, sampling)
+
+    def _download(self, running: _Running, sampling: _Sampling) -> None:
+        running.count, running.chosen = sampling.shape.samples, sampling.chosen
+        running.samples = self._downloads.begin(self._program.samples(running.count))
+
+    def _sample_fully(self, sampling: _Sampling, running: _Running, masks: Masks | None) -> None:
+        shape, chosen = sampling.shape, sampling.chosen
         inputs = self._program.inputs(shape)
         tokens, status = self._program.outputs(shape.samples)
+        # Without prefill the array is the next step's by now: it starts where this one samples.
+        lengths = inputs.sample_lengths if shape.prefill_rows else inputs.starts[: shape.samples]
         slots = np.full(shape.samples, self._tables.dummy_slot)
-        slots[chosen] = rows.sampled_slots
+        slots[chosen] = sampling.slots
         masked = None
         if masks is not None and masks.rows:
             places, words = token_masks.read(masks, self._vocab_size)
@@ -323,7 +327,7 @@ class GpuRunner:
         report = self._sampler.full(
             self._program.logits(shape.samples),
             inputs.sample_slots,
-            inputs.sample_lengths,
+            lengths,
             slots,
             tokens_out=tokens,
             status_out=status,

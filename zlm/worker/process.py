@@ -59,7 +59,8 @@ def serve(child: Child) -> None:
     on_gpu = launch.resolved.device == "cuda"
     tell = child.supervisor.send
     runner = StepProfiler(started.runner, child.index, on_gpu=on_gpu, tell=tell)
-    work(inbox, engine if started.answers else None, runner, child.heartbeat, runner.take)
+    teller = engine if started.answers else None
+    work(inbox, teller, runner, child.heartbeat, runner.take, on_gpu=on_gpu)
     leave(child.context)
 
 
@@ -94,12 +95,15 @@ def work(
     runner: Runner,
     heartbeat: Heartbeat,
     profile: Callable[[Profile], None],
+    *,
+    on_gpu: bool = False,
 ) -> None:
     """Execute steps in order and send each result to the engine core, if given, until Stop.
 
     While a step runs on a device this spins, so that neither its end nor the next step waits for a
-    timer. When nothing has come for ``QUIET_MS`` it does what can wait, a piece at a time until a
-    message comes, and then sleeps.
+    timer; *on_gpu*, where the device idles meanwhile, also while a step waits for its masks. When
+    nothing has come for ``QUIET_MS`` it does what can wait, a piece at a time until a message
+    comes, and then sleeps.
     Steps sent after one that waits for its masks wait with it. *profile* has steps measured.
     """
     steps, has_spare_work, is_quiet = 0, True, False
@@ -109,7 +113,8 @@ def work(
         running = runner.in_flight
         heartbeat.beat(running, steps)
         patience = (0 if is_quiet else QUIET_MS) if has_spare_work else None
-        messages = inbox.receive(timeout_ms=0 if running else patience)
+        spins = running or (on_gpu and runner.awaits_masks)
+        messages = inbox.receive(timeout_ms=0 if spins else patience)
         is_quiet = not (running or messages or runner.awaits_masks)
         if has_spare_work and is_quiet:
             has_spare_work = runner.use_idle_time()
