@@ -62,17 +62,21 @@ class Assembled:
 
 
 def start(
-    resolved: Resolved, rank: int, say: Callable[[str], None], meeting: Path = Path()
+    resolved: Resolved,
+    rank: int,
+    say: Callable[[str], None],
+    meeting: Path = Path(),
+    farm: Farm | None = None,
 ) -> startup.Started:
     """Load the model of *resolved* onto the GPU and make it ready; *say* is told of each phase.
 
     With other ranks this one meets them at the file *meeting*. All of them run the same steps from
-    then on. Raises ConfigError or ModelError, naming the flag or the tensor.
+    then on. *farm*: of ``kernel_farm.start_early``; it is closed here. Raises ConfigError or
+    ModelError, naming the flag or the tensor.
     """
     config, spec = resolved.config, resolved.spec
     hashing, kernels = kernel_cache.hash_kernels(), kernel_cache.prepare()
     local = rank % config.parallel.workers_per_node  # number of the worker on its machine
-    farm = Farm() if local == 0 and kernel_cache.is_cold(kernels) else None
     say("starting CUDA")
     device = gpu_measure.open_device(local)
     torch.cuda.set_stream(torch.cuda.Stream(device))  # graphs cannot be captured on the default one

@@ -7,6 +7,9 @@ with a line, and ends with its input: with the worker, whatever ends that.
 
 What cannot be compiled so is only told: the worker compiles it when it launches it, and if that
 fails its error is the true one.
+
+Imports neither torch nor Triton before a process needs them: ``start_early`` is called while the
+worker still imports torch, which its processes have to do as well.
 """
 
 import contextlib
@@ -21,16 +24,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from types import TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from zlm.worker.kernel_variants import (
-    Target,
-    Variant,
-    compile_variant,
-    current_target,
-    settle_keys,
-    use_target,
-)
+from zlm.config import Resolved
+from zlm.worker import kernel_cache
+
+if TYPE_CHECKING:
+    from zlm.worker.kernel_variants import Target, Variant
 
 log = logging.getLogger("zlm.worker")
 
@@ -63,7 +63,7 @@ class Farm:
             for _ in range(num_processes)
         ]
 
-    def add(self, variant: Variant, target: Target) -> None:
+    def add(self, variant: "Variant", target: "Target") -> None:
         """Have *variant* compiled for *target* into the cache, meanwhile."""
         if not self._threads:
             self._no_more = False
@@ -78,7 +78,7 @@ class Farm:
             self._added += 1
             self._there.notify()
 
-    def finish(self, say: Callable[[str], None] | None = None) -> dict[Variant, str]:
+    def finish(self, say: Callable[[str], None] | None = None) -> dict["Variant", str]:
         """Wait until all that was added is compiled; return what failed, and why.
 
         *say* is told now and then how many there are left.
@@ -100,10 +100,10 @@ class Farm:
 
     def compile(
         self,
-        variants: Sequence[Variant],
-        target: Target,
+        variants: Sequence["Variant"],
+        target: "Target",
         say: Callable[[str], None] | None = None,
-    ) -> dict[Variant, str]:
+    ) -> dict["Variant", str]:
         """Compile *variants* for *target* into the cache; see ``finish``."""
         for variant in variants:
             self.add(variant, target)
@@ -153,27 +153,40 @@ class Farm:
         self.close()
 
 
-def compile_all(variants: Sequence[Variant], say: Callable[[str], None] | None = None) -> None:
+def start_early(resolved: Resolved, rank: int) -> Farm | None:
+    """Start a farm if the worker *rank* will have kernels to compile: on a GPU, the first worker of
+    its machine, with nothing in the cache. Before Triton is imported.
+    """
+    if resolved.device != "cuda" or resolved.spec.pooling is not None:
+        return None
+    folder = kernel_cache.prepare()
+    is_first = rank % resolved.config.parallel.workers_per_node == 0
+    return Farm() if is_first and kernel_cache.is_cold(folder) else None
+
+
+def compile_all(variants: Sequence["Variant"], say: Callable[[str], None] | None = None) -> None:
     """Compile *variants* into the cache, for the GPU of this process.
 
     *say* is told now and then how many there are left.
     """
     if len(variants) < WORTH_IT:
         return
+    from zlm.worker.kernel_variants import current_target
+
     began = time.perf_counter()
     with Farm() as farm:
         failures = farm.compile(variants, current_target(), say)
     tell(len(variants), failures, time.perf_counter() - began)
 
 
-def tell(count: int, failures: dict[Variant, str], seconds: float) -> None:
+def tell(count: int, failures: dict["Variant", str], seconds: float) -> None:
     """Log what became of *count* variants, and in how many *seconds*."""
     for variant, error in failures.items():
         log.warning("%s was not compiled ahead: %s", variant.name, error)
     log.info("compiled %d kernels in %.1f s", count - len(failures), seconds)
 
 
-def _ask(process: "subprocess.Popen[str]", variant: Variant, target: Target) -> str:
+def _ask(process: "subprocess.Popen[str]", variant: "Variant", target: "Target") -> str:
     """Have *process* compile *variant*; return what went wrong, or an empty string."""
     assert process.stdin is not None and process.stdout is not None
     try:
@@ -187,6 +200,8 @@ def _ask(process: "subprocess.Popen[str]", variant: Variant, target: Target) -> 
 
 def serve(requests: TextIO, answers: TextIO) -> None:
     """Compile what comes in lines of *requests*; answer each with "" or an error, as JSON."""
+    from zlm.worker.kernel_variants import Variant, compile_variant, use_target
+
     known: Target | None = None
     for line in requests:
         request = json.loads(line)
@@ -208,6 +223,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import triton.runtime.cache
+
+    from zlm.worker.kernel_variants import settle_keys
 
     triton.runtime.cache.triton_key()  # while the worker still loads
     settle_keys()

@@ -5,7 +5,9 @@ stop. Owns its inbox and its way to the engine core; what is computed belongs to
 Waiting costs no CPU: with steps sent ahead, the next one is there before this one has ended.
 """
 
+import importlib
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from zlm.ops import cpu_process
 from zlm.process import cluster, garbage, notes
 from zlm.process.child import Child, run
 from zlm.process.heartbeat import Heartbeat
-from zlm.worker import ranks
+from zlm.worker import kernel_farm, ranks
 from zlm.worker.runner import Runner
 
 QUIET_MS = 300  # without a message before anything is done that a step would have to wait for
@@ -30,22 +32,27 @@ log = logging.getLogger("zlm.worker")
 def serve(child: Child) -> None:
     """Be worker number ``child.index``: the body of the process."""
     # Bound first, so that a Launch is taken whenever it comes. torch is imported here, not above,
-    # because it takes a second or two, in which this process already dies with its parent.
+    # because it takes seconds, in which this process already dies with its parent; and in a thread,
+    # so that what the Launch asks for can begin meanwhile.
     inbox = child.inbox(ToWorker)
     cpu_process.prepare()
     ranks.prepare()
+    importing = threading.Thread(target=importlib.import_module, args=("zlm.worker.startup",))
+    importing.start()
+    launch = _wait_for_launch(inbox)
+    farm = None if launch is None else kernel_farm.start_early(launch.resolved, child.index)
+    importing.join()
+    if launch is None:
+        return
     from zlm.worker.parallel import leave
     from zlm.worker.profiler import StepProfiler
     from zlm.worker.startup import start
 
-    launch = _wait_for_launch(inbox)
-    if launch is None:
-        return
     began = time.monotonic()
     meeting = ranks.meeting(child.runtime, child.incarnation)
     if launch.resolved.config.parallel.nnodes > 1:
         meeting = meeting.with_name(cluster.meeting_name(child.runtime, child.incarnation))
-    started = start(launch.resolved, child.index, child.say_progress, meeting)
+    started = start(launch.resolved, child.index, child.say_progress, meeting, farm)
     garbage.settle()
     child.heartbeat.took(started.longest_step_seconds)
     engine, address = _meet_engine(child, inbox, launch.resolved.config.parallel)

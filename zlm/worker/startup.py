@@ -31,6 +31,7 @@ from zlm.weights.online import OnlineQuantized
 from zlm.weights.quantized import QuantizedWeights
 from zlm.worker import compute_type, group_caches, kernel_cache, memory_plan, pooling_startup
 from zlm.worker.dummy_weights import DummyWeights
+from zlm.worker.kernel_farm import Farm
 from zlm.worker.memory_plan import MemoryPlan
 from zlm.worker.model_runner import ModelRunner
 from zlm.worker.parallel import Group, join
@@ -57,12 +58,16 @@ class Started:
 
 
 def start(
-    resolved: Resolved, rank: int, say: Callable[[str], None], meeting: Path = Path()
+    resolved: Resolved,
+    rank: int,
+    say: Callable[[str], None],
+    meeting: Path = Path(),
+    farm: Farm | None = None,
 ) -> Started:
     """Load the model of *resolved* and make it ready; *say* is told of each phase.
 
-    With other ranks this one meets them at the file *meeting*. Raises ConfigError or ModelError,
-    naming the flag or the tensor.
+    With other ranks this one meets them at the file *meeting*. *farm*: of
+    ``kernel_farm.start_early``. Raises ConfigError or ModelError, naming the flag or the tensor.
     """
     if resolved.device == "cuda":
         kernel_cache.prepare()
@@ -73,7 +78,7 @@ def start(
     if resolved.device == "cuda":
         from zlm.worker import gpu_startup  # needs Triton
 
-        return gpu_startup.start(resolved, rank, say, meeting)
+        return gpu_startup.start(resolved, rank, say, meeting, farm)
     parallel = resolved.config.parallel
     threads = compute_type.set_threads(parallel.cpu_threads, parallel.workers_per_node)
     group = join(torch.device("cpu"), rank, parallel, meeting)
