@@ -1,31 +1,38 @@
 """Structured output measured: what answers are worth, what masks cost, what others feel of it.
 
     python bench/structured.py MODEL [--schemas 200] [--parts mask,answers,beside] [--rounds 3]
+                               [--streams 4] [--requests 1] [-- SERVE FLAGS]
 
 Serves MODEL, asks it for answers of 200 varied schemas at temperature 1 and validates every
 finished one with ``jsonschema``; walks the same grammars in this process, timing each token's mask;
-and compares the inter-token time of plain streams beside plain and beside structured ones, in
-turns. ``--parts beside`` alone takes a minute; it needs a machine that does nothing else. Prints a
-table, and as its last line one JSON document.
+and compares the gaps of ``--streams`` plain streams beside as many plain and beside as many
+structured ones, in turns. Both are driven by the client of ``zlm bench serve``: the measured ones,
+of ``--requests`` answers each a round, from this process, which does nothing else meanwhile, their
+neighbours from another, from before they start until after they end. ``--parts beside`` alone takes
+some minutes on 2 cores and needs a machine that does nothing else; a GPU wants more ``--requests``.
+Prints a table, and as its last line one JSON document.
 """
 
 import argparse
 import json
+import multiprocessing
 import random
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import numpy as np
+from tree import split_flags
 
 from zlm.engine.grammar import GrammarCompiler, GrammarState
+from zlm.loadtest.client import Server as Address, Work, run_here
+from zlm.loadtest.figures import series
+from zlm.loadtest.plan import Pace, Shape, Turn
 from zlm.messages import Grammar
 from zlm.models.config import load_spec
 from zlm.tokenizer.grammar_checks import token_bytes
@@ -35,11 +42,12 @@ from zlm.tokenizer.token_table import TokenTable
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from json_schemas import Schema, schemas
-from running_server import Server
+from running_server import MODEL, START_SECONDS, Server, eventually_true
 
 MAX_TOKENS = 120
 CLIENTS = 8  # answers asked for at once
-STREAMS = 4
+TURN = Turn("Once upon a time", 4, 400)  # long answers: few steps have a prefill in them
+MANY = 10_000  # requests of neighbours, which are ended long before
 ITEM = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "count": {"type": "integer"}},
@@ -47,9 +55,9 @@ ITEM = {
     "additionalProperties": False,
 }
 NEIGHBOURS: dict[str, dict[str, Any]] = {  # none of which ends within the tokens asked for
-    "plain": {"ignore_eos": True},
+    "plain": {},
     "schema": {"structured_outputs": {"json": {"type": "array", "items": ITEM, "minItems": 200}}},
-    "regex": {"structured_outputs": {"regex": "([a-z]+ ){100}"}},  # 0.3 ms a mask
+    "regex": {"structured_outputs": {"regex": "([a-z]+ ){400}"}},  # 0.3 ms a mask
 }
 
 
@@ -111,51 +119,68 @@ def mask_cost(model: str, asked: list[Schema]) -> dict[str, float]:
     }
 
 
-def gaps(server: Server, fields: dict[str, Any]) -> list[float]:
-    """Return the seconds between the chunks of one stream."""
-    with server.open_stream("Once upon a time", max_tokens=100, **fields) as raw:
-        times, data = [], b""
-        while chunk := raw.recv(65536):
-            data += chunk
-            times += [time.perf_counter()] * chunk.count(b"data: ")
-    return [after - before for before, after in pairwise(times[3:-1])]
+def load(server: Server, streams: int, requests: int, fields: dict[str, Any]) -> Work:
+    """Return *requests* in all with *fields*, of *streams* clients."""
+    shape = Shape(model=MODEL, fields={"temperature": 1, **fields})
+    pace = Pace(concurrency=streams)
+    return Work(Address("127.0.0.1", server.port), shape, pace, [(TURN,)] * requests, [])
 
 
-def beside(server: Server, neighbours: dict[str, Any]) -> list[float]:
-    """Return the inter-token times of plain streams beside as many streams like *neighbours*."""
-    found: list[float] = []
-    plain = {"ignore_eos": True}
+def beside(
+    server: Server, fields: dict[str, Any], streams: int, requests: int
+) -> tuple[list[float], dict[str, float]]:
+    """Measure plain streams beside as many neighbours with *fields*, for one round.
 
-    def run(fields: dict[str, Any], into: list[float] | None) -> None:
-        got = gaps(server, {**fields, "temperature": 1})
-        if into is not None:
-            into += got
+    Returns the plain streams' gaps in ms, and other figures of the round.
+    """
+    work = load(server, streams, streams * requests, {})
+    neighbours = multiprocessing.get_context("spawn").Process(
+        target=run_here, args=(load(server, streams, MANY, fields),), daemon=True
+    )
 
-    threads = [threading.Thread(target=run, args=(plain, found)) for _ in range(STREAMS)]
-    threads += [threading.Thread(target=run, args=(neighbours, None)) for _ in range(STREAMS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    def are_running(number: int) -> bool:
+        return server.metric("vllm:num_requests_running") == number
 
-
-def compared(server: Server, rounds: int) -> dict[str, dict[str, Any]]:
-    """Measure beside plain streams, and beside each kind of structured ones, in turns."""
-    for neighbours in NEIGHBOURS.values():
-        beside(server, neighbours)  # compiles it
-    found: dict[str, list[list[float]]] = {name: [] for name in NEIGHBOURS}
-    for _ in range(rounds):
-        for name, neighbours in NEIGHBOURS.items():
-            found[name].append(beside(server, neighbours))
-    return {
-        f"beside_{name}": {
-            "median_ms": 1e3 * float(np.median(np.concatenate(times))),
-            "p95_ms": 1e3 * float(np.quantile(np.concatenate(times), 0.95)),
-            "medians_ms": [round(1e3 * statistics.median(each), 2) for each in times],
-        }
-        for name, times in found.items()
+    neighbours.start()
+    try:
+        assert eventually_true(lambda: are_running(streams), START_SECONDS), "no neighbours"
+        before, start = server.metric("vllm:generation_tokens"), time.perf_counter()
+        seen = run_here(work)
+        seconds = time.perf_counter() - start
+        others = server.metric("vllm:generation_tokens") - before
+        assert neighbours.is_alive(), "the neighbours ended early"
+    finally:
+        neighbours.kill()
+        neighbours.join()
+    assert eventually_true(lambda: are_running(0), START_SECONDS), "abandoned requests go on"
+    assert not (errors := [each.detail for each in seen.records if each.error]), errors[0]
+    own = sum(each.output_tokens for each in seen.records)
+    return [1e3 * gap for gap in series(seen.records)["gap"]], {
+        "tokens_a_read": own / sum(len(each.times) for each in seen.records),
+        "neighbours_tok_s": (others - own) / seconds,
+        "client_cpu": seen.cpu_seconds / seconds,
     }
+
+
+def compared(server: Server, rounds: int, streams: int, requests: int) -> dict[str, dict[str, Any]]:
+    """Measure plain streams beside each kind of neighbours, in turns; return figures by kind."""
+    found: dict[str, list[tuple[list[float], dict[str, float]]]] = {name: [] for name in NEIGHBOURS}
+    for _ in range(1 + rounds):
+        for name, fields in NEIGHBOURS.items():
+            found[name].append(beside(server, fields, streams, requests))
+            print(f"beside {name}: {statistics.median(found[name][-1][0]):.3f} ms", flush=True)
+    report = {}
+    for name, (_, *measured) in found.items():  # grammars were compiled in the first round
+        gaps, others = zip(*measured, strict=True)
+        median, p95, p99 = np.quantile(np.concatenate(gaps), (0.5, 0.95, 0.99)).tolist()
+        report[f"beside_{name}"] = {
+            "median_ms": median,
+            "p95_ms": p95,
+            "p99_ms": p99,
+            "medians_ms": [round(statistics.median(each), 3) for each in gaps],
+            **{what: statistics.mean(each[what] for each in others) for what in others[0]},
+        }
+    return report
 
 
 def main() -> None:
@@ -164,19 +189,23 @@ def main() -> None:
     parser.add_argument("--schemas", type=int, default=200)
     parser.add_argument("--parts", default="mask,answers,beside")
     parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
+    parser.add_argument("--streams", type=int, default=4, help="plain ones, and as many neighbours")
+    parser.add_argument("--requests", type=int, default=1, help="of each stream a round")
+    words, flags = split_flags(sys.argv[1:])
+    arguments = parser.parse_args(words)
     parts = arguments.parts.split(",")
     asked = schemas(arguments.schemas)
     report: dict[str, Any] = {}
     if "mask" in parts:
         report["mask"] = mask_cost(arguments.model, asked)
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--served-model-name", "smol", "--max-model-len", "1024"]
+        flags = ["--served-model-name", MODEL, "--max-model-len", "1024", *flags]
         with Server(Path(arguments.model), Path(folder) / "log", flags) as server:
             if "answers" in parts:
                 report["answers"] = worth(server, asked)
             if "beside" in parts:
-                report |= compared(server, arguments.rounds)
+                options = (arguments.rounds, arguments.streams, arguments.requests)
+                report |= compared(server, *options)
     for name, figures in report.items():
         rounded = {k: round(v, 2) if isinstance(v, float) else v for k, v in figures.items()}
         print(name, rounded)

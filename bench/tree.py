@@ -8,7 +8,6 @@ from pathlib import Path
 from zlm.loadtest.servers import (
     ServerProcess,
     command_name as command_name,
-    cpu_seconds as cpu_seconds,
     gpu_memory_mib as gpu_memory_mib,
     memory_bytes as memory_bytes,
     serve_command,

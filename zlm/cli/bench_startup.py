@@ -2,9 +2,11 @@
 
 Measures, for each run: seconds from exec until /health answers 200, when each line of the server's
 log came on the way there, seconds from there to the first answer, CPU of the whole idle tree in
-percent of one core, resident (RSS, shared pages counted in each process) and proportional (PSS)
-memory of every process and their sums, memory in use on the first GPU, seconds from SIGTERM to
-exit. With --cold a run precedes that finds no compiled kernel; the others find what it compiled.
+percent of one core (in a window of the seconds asked for, and, as a worker may use idle time to get
+ready for more, in the first such window below 1 % and how long after the answer that began),
+resident (RSS, shared pages counted in each process) and proportional (PSS) memory of every process
+and their sums, memory in use on the first GPU, seconds from SIGTERM to exit. With --cold a run
+precedes that finds no compiled kernel; the others find what it compiled.
 """
 
 import argparse
@@ -35,15 +37,17 @@ def main(words: Sequence[str], name: str = "startup") -> int:
     )
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--cold", action="store_true", help="first a run without compiled kernels")
-    parser.add_argument("--idle-seconds", type=float, default=10.0, help="watched (default: 10)")
+    parser.add_argument(
+        "--idle-seconds", type=float, default=10.0, help="watched (default: 10); 0: none"
+    )
     parser.add_argument("--runs", type=int, default=1, help="(default: 1)")
     options, flags = split(parser, words)
     return told(f"bench {name}", lambda: _run(options, flags))
 
 
 def _run(options: argparse.Namespace, flags: Sequence[str]) -> int:
-    if options.runs < 1 or options.idle_seconds <= 0:
-        raise ConfigError("--runs and --idle-seconds must be above 0")
+    if options.runs < 1 or options.idle_seconds < 0:
+        raise ConfigError("--runs must be at least 1, --idle-seconds at least 0")
     parse([options.model, *flags])  # wrong flags are told at once
     command = serve_command(options.model, flags)
     runs: list[dict[str, Any]] = []
@@ -60,9 +64,14 @@ def _run(options: argparse.Namespace, flags: Sequence[str]) -> int:
 
 def _show(run: dict[str, Any]) -> None:
     gpu = "" if run["gpu_mib"] is None else f"GPU {run['gpu_mib']} MiB, "
+    idle = ""
+    if "idle_cpu_percent" in run:
+        after = run["quiet_after_s"]
+        quiet = "not quiet" if after is None else f"quiet after {after} s"
+        idle = f"idle CPU {run['idle_cpu_percent']} % ({quiet}: {run['quiet_cpu_percent']} %), "
     print(
         f"{run['cache']}: ready {run['ready_s']} s, first answer {run['first_answer_s']} s, "
-        f"idle CPU {run['idle_cpu_percent']} %, RSS {run['rss_mib']} MiB, "
+        f"{idle}RSS {run['rss_mib']} MiB, "
         f"PSS {run['pss_mib']} MiB, {gpu}stop {run['stop_s']} s"
     )
     for seconds, line in run["timeline"]:

@@ -22,6 +22,38 @@ from zlm.loadtest.servers import (
 MIB = 1024 * 1024
 LOG_LINE = re.compile(r"(\d{4}-\d\d-\d\d [\d:.]+) \w+ +(.*)")
 SETTLE_SECONDS = 2.0  # what the first answer set going has ended then: only idleness is measured
+QUIET_PERCENT = 1.0  # of one core: a tree that uses less is quiet
+QUIET_WITHIN_SECONDS = 60.0  # of idleness: a worker may use it first, to capture CUDA graphs
+
+
+def watch_idle(
+    root: int, window_seconds: float, settle_seconds: float = 0.0
+) -> dict[str, float | None]:
+    """Watch process *root* and all below it, window after window, until they are quiet in one.
+
+    *settle_seconds* pass first. No window begins later than QUIET_WITHIN_SECONDS after the call.
+
+    Returns in percent of one core ``idle_cpu_percent``, of the first window, and
+    ``quiet_cpu_percent``, of the quiet one or else of the last; in ``quiet_after_s`` how many
+    seconds after the call the quiet one began, None if there was none.
+    """
+    called = time.monotonic()
+    time.sleep(settle_seconds)
+    first = None
+    while True:
+        pids, start = tree(root), time.monotonic()
+        before = cpu_seconds(pids)
+        time.sleep(window_seconds)
+        end = time.monotonic()
+        percent = 100 * (cpu_seconds(pids) - before) / (end - start)
+        first = percent if first is None else first
+        is_quiet = 0 <= percent < QUIET_PERCENT  # below 0: a process has left, and its time with it
+        if is_quiet or end - called >= QUIET_WITHIN_SECONDS:
+            return {
+                "idle_cpu_percent": round(first, 2),
+                "quiet_cpu_percent": round(percent, 2),
+                "quiet_after_s": round(start - called, 1) if is_quiet else None,
+            }
 
 
 def measure(
@@ -29,25 +61,23 @@ def measure(
 ) -> dict[str, Any]:
     """Start *command*, ask once, watch it idle and end it; return the figures.
 
+    It is watched in windows of *idle_seconds* until one is quiet, and not at all with 0.
     Raises Internal if it does not become ready or does not answer.
     """
     server = ServerProcess(command, environment=environment, log=log)
     try:
         lines = timeline(log.read_text(errors="replace"), server.started_at)
         first = _first_answer_seconds(server)
-        time.sleep(SETTLE_SECONDS)
-        pids = tree(server.process.pid)
-        before, start = cpu_seconds(pids), time.monotonic()
-        time.sleep(idle_seconds)
-        idle = (cpu_seconds(pids) - before) / (time.monotonic() - start)
-        memory = {f"{command_name(pid)} [{pid}]": memory_bytes(pid) for pid in pids}
+        root = server.process.pid
+        idle = watch_idle(root, idle_seconds, SETTLE_SECONDS) if idle_seconds else {}
+        memory = {f"{command_name(pid)} [{pid}]": memory_bytes(pid) for pid in tree(root)}
         gpu = gpu_memory_mib()
     finally:
         stop = server.stop()
     return {
         "ready_s": round(server.ready_seconds, 2),
         "first_answer_s": round(first, 3),
-        "idle_cpu_percent": round(100 * idle, 2),
+        **idle,
         "rss_mib": round(sum(rss for rss, _ in memory.values()) / MIB),
         "pss_mib": round(sum(pss for _, pss in memory.values()) / MIB),
         "gpu_mib": gpu,
