@@ -6,6 +6,7 @@ And what pytest-xdist's processes share out, when there are several (bin/zlm-tes
 import importlib.util
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +17,9 @@ import pytest
 # Read when triton is first imported, which torch and transformers may do in any test.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell that starts the tests in the background has SIGINT ignored, and so would all they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Folders whose tests share a server or a model: one process runs them all. Those of one name are
 # one group: what serves SmolLM2 never runs beside its like.
