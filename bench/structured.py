@@ -9,8 +9,9 @@ and compares the gaps of ``--streams`` plain streams beside as many plain and be
 structured ones, in turns. Both are driven by the client of ``zlm bench serve``: the measured ones,
 of ``--requests`` answers each a round, from this process, which does nothing else meanwhile, their
 neighbours from another, from before they start until after they end. ``--parts beside`` alone takes
-some minutes on 2 cores and needs a machine that does nothing else; a GPU wants more ``--requests``.
-Prints a table, and as its last line one JSON document.
+some minutes on 2 cores and needs a machine that does nothing else; a GPU wants more ``--requests``
+and ``-- --dtype bfloat16``, for the server starts in float32. Prints a table, and as its last line
+one JSON document.
 """
 
 import argparse

@@ -35,14 +35,23 @@ from zlm.worker.prompt_logprobs import PromptLogprobs
 from zlm.worker.step_inputs import StepRows
 
 
+@dataclass(frozen=True, slots=True)
+class _Sampling:
+    """What is known of a step's samples on the host."""
+
+    shape: StepShape
+    form: str
+    chosen: np.ndarray  # which samples the step asks for, in message order
+    slots: np.ndarray  # of these
+
+
 @dataclass(slots=True)
 class _Running:
-    """A step that was launched."""
+    """A step that was launched; or its logits, if its masks are to come."""
 
     step: int
     launched: float
-    chosen: np.ndarray | None = None  # which samples the step asked for, in message order
-    count: int = 0  # samples, padding included
+    sampling: _Sampling | None = None
     samples: Tensor | None = None  # host uint8: see ``StepProgram.samples``
     report: Report | None = None
     reported: list[Tensor] = field(default_factory=list)
@@ -58,7 +67,7 @@ class _Steady:
     starts: bytes
     sample: bytes
     masked: bool
-    sampling: "_Sampling"
+    sampling: _Sampling
 
     def fits(self, message: Execute) -> bool:
         """Tell whether *message* is that step, with no sequence joining."""
@@ -68,24 +77,6 @@ class _Steady:
 
     def advance(self) -> None:
         self.starts = (np.frombuffer(self.starts, np.int32) + np.int32(1)).tobytes()
-
-
-@dataclass(frozen=True, slots=True)
-class _Sampling:
-    """What is known of a step's samples on the host."""
-
-    shape: StepShape
-    form: str
-    chosen: np.ndarray  # which samples the step asks for, in message order
-    slots: np.ndarray  # of these
-
-
-@dataclass(frozen=True, slots=True)
-class _Unsampled:
-    """A step whose logits are on their way; its masks are to come."""
-
-    running: _Running
-    sampling: _Sampling
 
 
 class GpuRunner:
@@ -138,7 +129,7 @@ class GpuRunner:
         self._downloads = Downloads(5 * sizes.max_samples, device)
         self._steady: _Steady | None = None
         self._running: deque[_Running] = deque()
-        self._unsampled: _Unsampled | None = None
+        self._unsampled: _Running | None = None
         self._vocab_size = vocab_size
         self._form = "draw" if samples else "silent"  # of a usual step
         self.spare_shapes: deque[tuple[StepShape, str]] = deque()  # to be captured in idle time
@@ -180,11 +171,12 @@ class GpuRunner:
     @torch.inference_mode()
     def mask(self, masks: Masks) -> None:
         """Launch the sampling of the step that waits for *masks*."""
-        waiting, self._unsampled = self._unsampled, None
-        assert waiting is not None and waiting.running.step == masks.step, "masks of another step"
-        self._sample_fully(waiting.sampling, waiting.running, masks)
-        self._download(waiting.running, waiting.sampling)
-        self._launched(waiting.running)
+        running, self._unsampled = self._unsampled, None
+        assert running is not None and running.step == masks.step, "masks of another step"
+        assert running.sampling is not None, "it was launched"
+        self._sample_fully(running.sampling, running, masks)
+        self._download(running.sampling, running)
+        self._launched(running)
 
     def _launched(self, running: _Running) -> None:
         if self._on_gpu:
@@ -203,11 +195,12 @@ class GpuRunner:
         if running.ended is not None:
             running.ended.synchronize()
         token_ids, status, reported = b"", b"", None
-        if running.samples is not None:
-            token_ids, status = _read_samples(running)
+        if running.samples is not None and running.sampling is not None:
+            token_ids, status = _read_samples(running.samples, running.sampling)
             self._downloads.give_back(running.samples)
-        if running.report is not None:
-            reported = running.report.columns(running.reported, running.chosen)
+            if running.report is not None:
+                chosen = running.sampling.chosen
+                reported = running.report.columns(running.reported, chosen)
         now = time.perf_counter()
         began, self._last_end = max(running.launched, self._last_end), now
         return StepResult(
@@ -288,8 +281,9 @@ class GpuRunner:
         else:
             self.graphs.run(shape, form)
             if not shape.prefill_rows:
-                slots, starts, sample = message.slots, message.starts, message.sample
-                self._steady = _Steady(slots, starts, sample, message.masked, sampling)
+                self._steady = _Steady(
+                    message.slots, message.starts, message.sample, message.masked, sampling
+                )
                 self._steady.advance()
         self._sample(sampling, running, masked=message.masked)
         if wants_prompt and hidden is not None:
@@ -300,17 +294,18 @@ class GpuRunner:
 
     def _sample(self, sampling: _Sampling, running: _Running, *, masked: bool) -> None:
         """Launch what of the sampling the step's graph has not done, and the copy of samples."""
+        running.sampling = sampling
         if masked:
-            self._unsampled = _Unsampled(running, sampling)
+            self._unsampled = running
             return
         if sampling.form == "logits":
             self._sample_fully(sampling, running, None)
         if sampling.form != "silent":
-            self._download(running, sampling)
+            self._download(sampling, running)
 
-    def _download(self, running: _Running, sampling: _Sampling) -> None:
-        running.count, running.chosen = sampling.shape.samples, sampling.chosen
-        running.samples = self._downloads.begin(self._program.samples(running.count))
+    def _download(self, sampling: _Sampling, running: _Running) -> None:
+        samples = self._program.samples(sampling.shape.samples)
+        running.samples = self._downloads.begin(samples)
 
     def _sample_fully(self, sampling: _Sampling, running: _Running, masks: Masks | None) -> None:
         shape, chosen = sampling.shape, sampling.chosen
@@ -338,12 +333,11 @@ class GpuRunner:
             running.reported = [download(tensor) for tensor in report.tensors]
 
 
-def _read_samples(running: _Running) -> tuple[bytes, bytes]:
+def _read_samples(samples: Tensor, sampling: _Sampling) -> tuple[bytes, bytes]:
     """Return token ids and statuses of the samples asked for; no statuses when all are fine."""
-    assert running.samples is not None and running.chosen is not None
-    array, count = running.samples.numpy(), running.count
-    token_ids = array[: 4 * count].view(np.int32)[running.chosen].tobytes()
-    status = array[statuses_at(count) :][running.chosen]
+    array, count = samples.numpy(), sampling.shape.samples
+    token_ids = array[: 4 * count].view(np.int32)[sampling.chosen].tobytes()
+    status = array[statuses_at(count) :][sampling.chosen]
     return token_ids, status.tobytes() if status.any() else b""
 
 
