@@ -52,8 +52,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from zlm.kernels.attention_decode_plan import PLAN_HEADER, DecodeWorkspace, first_seen, tiles
-from zlm.kernels.chain import begin
+from zlm.kernels.attention_decode_plan import PLAN_HEADER, DecodeWorkspace, first_seen, piece
+from zlm.kernels.chain import LINE_BYTES, begin, call_into_l2
 from zlm.kernels.kv_fp8 import FP8, dequantized, even, halves_of_query, odd, reading
 from zlm.kernels.launch import direct, power_of_two
 
@@ -61,6 +61,7 @@ from zlm import config as facts
 
 LOG2_E = 1.4426950408889634
 LOG2_E_CONSTANT = tl.constexpr(LOG2_E)  # for kernels
+AHEAD = tl.constexpr(2)  # tiles that a program asks for before it waits
 MERGE_ELEMENTS = 16  # numbers of partial results that a thread reads at once
 
 
@@ -186,6 +187,25 @@ def _merged(
     return b_acc / tl.where(b_l == 0.0, 1.0, b_l)[:, None]
 
 
+@triton.jit
+def _ask_for(
+    p_row, p_k, i_n, i_stop, stride_block, D: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Call keys and values, D elements each, of AHEAD tiles from *i_n*, up to *i_stop*, into L2."""
+    BYTES: tl.constexpr = p_k.dtype.element_ty.primitive_bitwidth // 8
+    LINES: tl.constexpr = D * BYTES // LINE_BYTES if D * BYTES > LINE_BYTES else 1
+    i_line = tl.arange(0, 2 * LINES)
+    i_line = i_line // LINES * (BLOCK_SIZE * D) + i_line % LINES * (LINE_BYTES // BYTES)
+    for i_tile in tl.static_range(AHEAD):
+        i_t = i_n + i_tile * TILE
+        b_block = tl.load(
+            p_row + i_t // BLOCK_SIZE, mask=i_t < i_stop, other=0, cache_modifier=".cg"
+        )
+        i_token = b_block.to(tl.int64) * stride_block + i_t % BLOCK_SIZE * D
+        call_into_l2(p_k + i_token[:, None] + i_line[None, :])
+
+
 @direct
 @triton.jit(do_not_specialize=["p_table", "p_lens", "p_plan", "stride_table", "num_rows"])
 def _decode_kernel(
@@ -227,18 +247,20 @@ def _decode_kernel(
     SINKS: tl.constexpr,
     READ: tl.constexpr,
     KV_SCALES: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     i_p = tl.program_id(0)
-    begin(PDL)
-    share = tl.load(p_plan)
-    total = tl.load(p_plan + 1)
-    n_empty = tl.load(p_plan + 2)
+    if not EARLY:
+        begin(PDL)
+    share = tl.load(p_plan, cache_modifier=".cg")
+    total = tl.load(p_plan + 1, cache_modifier=".cg")
+    n_empty = tl.load(p_plan + 2, cache_modifier=".cg")
     p_record = p_plan + HEADER + i_p * 4
-    i_row = tl.load(p_record)
-    i_row_start = tl.load(p_record + 1)
-    i_row_end = tl.load(p_record + 2)
-    i_len = tl.load(p_record + 3)
+    i_row = tl.load(p_record, cache_modifier=".cg")
+    i_row_start = tl.load(p_record + 1, cache_modifier=".cg")
+    i_row_end = tl.load(p_record + 2, cache_modifier=".cg")
+    i_len = tl.load(p_record + 3, cache_modifier=".cg")
     p_starts = p_plan + HEADER + tl.num_programs(0) * 4
     i_first_unit = i_p * share
     i_unit = i_first_unit
@@ -256,12 +278,23 @@ def _decode_kernel(
     # Where a token is in its block.
     i_token = (i_t % BLOCK_SIZE)[:, None] * (D // PAIR) + i_w[None, :]
 
+    # Blocks are looked up a tile ahead: keys and values are then asked for without waiting.
+    i_head, i_within, n_tiles, i_begin = piece(i_unit, i_row_start, i_len, TILE, WINDOW)
+    i_n = i_begin * TILE + i_t
+    p_row = p_table + i_row.to(tl.int64) * stride_table
+    in_piece = (i_n < i_len) & (i_unit < i_stop)
+    b_block = tl.load(p_row + i_n // BLOCK_SIZE, mask=in_piece, other=0, cache_modifier=".cg")
+    if EARLY:
+        if i_unit < i_stop:
+            i_end = tl.minimum(i_len, (i_begin + i_stop - i_unit) * TILE)
+            _ask_for(
+                p_row, p_cache + i_head.to(tl.int64) * stride_head, i_n, i_end, stride_block,
+                D // PAIR, TILE, BLOCK_SIZE, AHEAD,
+            )  # fmt: skip
+        begin(PDL)
+
     while i_unit < i_stop:
-        i_first, n_tiles = tiles(i_len, TILE, WINDOW)
-        i_head = (i_unit - i_row_start) // n_tiles
-        i_within = (i_unit - i_row_start) % n_tiles
         n_now = tl.minimum(n_tiles - i_within, i_stop - i_unit)
-        i_begin = i_first + i_within
         # What the next piece needs if it is of the next row: here before it is asked for.
         i_after = tl.minimum(i_row + 1, num_rows - 1)
         i_after_end = tl.load(p_starts + i_after + 1)
@@ -274,7 +307,6 @@ def _decode_kernel(
         b_q_odd = b_q
         if READ != 0:
             b_q, b_q_odd = halves_of_query(b_q)
-        p_row = p_table + i_row64 * stride_table
         p_k = p_cache + i_head.to(tl.int64) * stride_head
         i_visible = first_seen(i_len - 1, WINDOW)
         k_scale = scale
@@ -287,9 +319,6 @@ def _decode_kernel(
         b_l = tl.zeros([G_PAD, TILE], tl.float32)  # added up over the tile at the end
         b_acc = tl.zeros([G_PAD, D_PAD // PAIR], tl.float32)
         b_odd = b_acc if READ != 0 else 0.0
-        # Blocks are looked up a tile ahead: keys and values are then asked for without waiting.
-        i_n = i_begin * TILE + i_t
-        b_block = tl.load(p_row + i_n // BLOCK_SIZE, mask=i_n < i_len, other=0)
         for _ in range(n_now):
             b_next = tl.load(p_row + (i_n + TILE) // BLOCK_SIZE, mask=i_n + TILE < i_len, other=0)
             seen = (i_n < i_len) & (i_n >= i_visible)
@@ -365,6 +394,11 @@ def _decode_kernel(
                 i_row += 1
                 i_row_end = tl.load(p_starts + i_row + 1)
                 i_len = tl.load(p_lens + i_row)
+        if i_unit < i_stop:
+            i_head, i_within, n_tiles, i_begin = piece(i_unit, i_row_start, i_len, TILE, WINDOW)
+            i_n = i_begin * TILE + i_t
+            p_row = p_table + i_row.to(tl.int64) * stride_table
+            b_block = tl.load(p_row + i_n // BLOCK_SIZE, mask=i_n < i_len, other=0)
 
     if n_empty > 0:
         for i_empty in range(i_p, num_rows, tl.num_programs(0)):
@@ -391,6 +425,7 @@ def attention_decode(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     kv_scales: Tensor | None = None,
+    early: bool = False,
     pdl: bool = False,
 ) -> None:
     """Write to *out* [R, Hq, D] the attention of q [R, Hq, D], one token a row, over the cache.
@@ -401,7 +436,8 @@ def attention_decode(
     padding row. plan: of the same lengths and window (``plan_decode``). The query sees the last
     *window* tokens (0: all; -n: of its chunk of n). *sinks*: float32 [Hq], a score of each head
     that takes its share of the softmax and gives nothing. Rows and heads of q and out may be apart
-    by any stride. *pdl*: see ``zlm.kernels.chain``.
+    by any stride. *early*, *pdl*: see ``zlm.kernels.chain``; *early* is of the plan, the block
+    table and all keys and values but the newest token's.
     """
     rows, num_heads, head_dim = q.shape
     num_kv_heads, block_size = cache.shape[1], cache.shape[3]
@@ -454,6 +490,7 @@ def attention_decode(
         SINKS=sinks is not None,
         READ=read_as,
         KV_SCALES=kv_scales is not None and read_as > 0,
+        EARLY=early and pdl,
         PDL=pdl,
         num_warps=config.warps,
         num_stages=config.stages,

@@ -134,6 +134,16 @@ def tiles(i_len, TILE: tl.constexpr, WINDOW: tl.constexpr):
     return i_first, tl.where(i_len > 0, (i_len + TILE - 1) // TILE - i_first, 0)
 
 
+@triton.jit
+def piece(i_unit, i_row_start, i_len, TILE: tl.constexpr, WINDOW: tl.constexpr):
+    """Return what begins at *i_unit* of the line: the KV head, which of its tiles, how many it has,
+    and the number of the tile in the sequence."""
+    i_first, n_tiles = tiles(i_len, TILE, WINDOW)
+    n_tiles = tl.maximum(n_tiles, 1)
+    i_within = (i_unit - i_row_start) % n_tiles
+    return (i_unit - i_row_start) // n_tiles, i_within, n_tiles, i_first + i_within
+
+
 @direct
 @triton.jit(
     do_not_specialize=[

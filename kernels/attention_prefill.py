@@ -32,6 +32,7 @@ from zlm.kernels.attention_prefill_plan import PrefillConfig, config_of
 from zlm.kernels.chain import begin
 from zlm.kernels.kv_fp8 import FP8, dequantized, even, halves_of_query, odd, reading
 from zlm.kernels.launch import direct, power_of_two
+from zlm.kernels.rotary_kv import turned
 
 from zlm import config as facts
 
@@ -186,6 +187,8 @@ def _prefill_kernel(
     scale,
     cap,
     v_factor,
+    p_turns,
+    num_positions,
     G: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
@@ -199,8 +202,10 @@ def _prefill_kernel(
     SINKS: tl.constexpr,
     READ: tl.constexpr,
     KV_SCALES: tl.constexpr,
+    ROT: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """ROT: elements of a head that are to be rotated, 0: q is rotated."""
     begin(PDL)
     i_head = tl.program_id(0)
     i_item = tl.program_id(1)
@@ -224,14 +229,20 @@ def _prefill_kernel(
     i_q_head = i_head * G + i_m % G
     p_rows = p_q + (i_token * stride_q_token + i_q_head * stride_q_head)[:, None]
     b_q = tl.load(p_rows + i_d[None, :], mask=mask, other=0.0)
+    # Rows of padding stand where the last query does: they see something, and are not stored.
+    i_position = tl.minimum(i_first + i_query, i_last)
+    if ROT > 0:
+        i_turn = tl.minimum(i_position, num_positions - 1)
+        p_turn = p_turns + i_turn[:, None] * ROT + i_d[None, :]
+        b_turn = tl.load(p_turn, mask=(i_d < ROT)[None, :], other=0.0)
+        b_wide = turned(b_q.to(tl.float32), b_turn, BLOCK_M, BLOCK_M, D_PAD, ROT)
+        b_q = b_wide.to(b_q.dtype)
     b_q_odd = b_q
     if READ != 0:
         b_q, b_q_odd = halves_of_query(b_q)
     if KV_SCALES:
         scale *= tl.load(p_kv_scales + i_head)
         v_factor *= tl.load(p_kv_scales + tl.num_programs(0) + i_head)
-    # Rows of padding stand where the last query does: they see something, and are not stored.
-    i_position = tl.minimum(i_first + i_query, i_last)
 
     i_low = 0
     i_window_end = 0
@@ -295,6 +306,7 @@ def attention_prefill(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     kv_scales: Tensor | None = None,
+    turns: Tensor | None = None,
     fixed: bool = False,
     pdl: bool = False,
     config: PrefillConfig | None = None,
@@ -307,9 +319,10 @@ def attention_prefill(
     ``plan_prefill`` of the same. A query sees the last *window* tokens up to itself (0: all;
     -n: those of its chunk of n).
     Tokens of no row are not written. *sinks*: float32 [Hq], a score of each head that takes its
-    share of the softmax and gives nothing. *fixed*: a query's bits do not depend on the chunk and
-    the tile that it is in. *pdl*: see ``zlm.kernels.chain``. *config* (None: the tuned one) must be
-    that of the plan's ``queries``. Needs ``tl.dot`` (sm80 on).
+    share of the softmax and gives nothing. *turns*: complex64 [positions, rot / 2], contiguous, by
+    which queries are still to be rotated (None: they are). *fixed*: a query's bits do not depend on
+    the chunk and the tile that it is in. *pdl*: see ``zlm.kernels.chain``. *config* (None: the
+    tuned one) must be that of the plan's ``queries``. Needs ``tl.dot`` (sm80 on).
     """
     num_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = cache.shape[1], cache.shape[3]
@@ -342,6 +355,8 @@ def attention_prefill(
         (2.0 * scale / softcap if softcap else scale) * LOG2_E * factor,
         softcap * LOG2_E,
         factor,
+        None if turns is None else torch.view_as_real(turns),
+        1 if turns is None else turns.shape[0],
         G=group,
         D=head_dim,
         D_PAD=max(power_of_two(head_dim), 32 if read_as else 16),
@@ -355,6 +370,7 @@ def attention_prefill(
         SINKS=sinks is not None,
         READ=read_as,
         KV_SCALES=kv_scales is not None and read_as > 0,
+        ROT=0 if turns is None else 2 * turns.shape[1],
         PDL=pdl,
         num_warps=config.warps,
         num_stages=config.stages,

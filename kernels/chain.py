@@ -21,6 +21,12 @@ rest on two rules for every kernel that is launched with ``launch_pdl``:
   * a constant was written before the step was launched, by work that has been waited for (weights
     after their load are; a slot's sampling parameters, which a join writes, are not constants).
 
+*Early* reads. A kernel's programs are placed when the predecessor's have all returned from their
+waits: so what was written before the predecessor's own predecessor had ended can be read before
+``begin``, too, if whoever launches the kernel knows that it was (``early``). It is read past the
+first-level cache (``.cg``), which may hold lines of an earlier replay; the memory must not be given
+out again within the step. A prefetch into L2 may name anything that exists.
+
 A kernel without ``launch_pdl`` (cuBLAS, torch, a copy) takes part in neither direction: it starts
 when its predecessor has ended, and its successor's ``begin`` waits for its end.
 
@@ -35,6 +41,7 @@ import triton
 import triton.language as tl
 
 TRIGGER_FIRST = tl.constexpr(False)
+LINE_BYTES = tl.constexpr(128)  # that a prefetch brings
 
 
 @triton.jit
@@ -46,3 +53,12 @@ def begin(PDL: tl.constexpr):
         tl.extra.cuda.gdc_wait()
         if not TRIGGER_FIRST:
             tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def call_into_l2(p_lines):
+    """Prefetch the line of each address: constants or what *early* reads; nothing waits for it."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [p_lines.to(tl.int64)],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip

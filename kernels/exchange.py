@@ -14,6 +14,16 @@ when a rank writes its words of exchange e + 2 over those of e, it has seen the 
 e + 1, which that one sent after it had read those of e.
 
 The sum is made in float32 in the order of the ranks: the same bits on all of them.
+
+A large sum over two ranks sends plain bytes instead, a tile a program, and then says so:
+
+    buffer of a rank    [2, LARGE_BYTES]: the other rank's tiles, by turns in either half
+    flags of a rank     int32 [LARGE_BYTES / TILE_BYTES]: the exchange whose tile is there
+
+A program writes its tile into the other's buffer, lets all its threads come so far, and releases
+the flag to the whole system; then it waits for its own flag and adds what has come. It waits for
+nothing before it has sent, and programs start in one order on both cards, so none waits for what
+cannot come. Tiles cross the link both ways while others are added. Halves change as above.
 """
 
 import torch
@@ -24,6 +34,7 @@ from zlm.kernels.chain import begin
 from zlm.kernels.launch import cdiv, direct
 
 BLOCK, WARPS = 512, 4  # words of a program
+TILE_BYTES = 8192  # of a large sum, a program
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -143,6 +154,65 @@ def _gather_kernel(
     tl.store(p_epochs + i_block, epoch)
 
 
+@direct
+@triton.jit
+def _large_sum_kernel(
+    p_x, p_residual, p_out, p_buffers, p_epochs, NUM, HALF_BYTES,
+    RANK: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    TYPE: tl.constexpr = p_x.dtype.element_ty
+    p_own = tl.load(p_buffers + RANK)
+    p_other = tl.load(p_buffers + 1 - RANK)
+    begin(PDL)
+    i_tile = tl.program_id(0)
+    b_i = i_tile * TILE + tl.arange(0, TILE)
+    b_in = b_i < NUM
+    epoch = tl.load(p_epochs + i_tile) + 1
+    half = (epoch & 1).to(tl.int64) * HALF_BYTES
+    b_own = tl.load(p_x + b_i, mask=b_in, other=0.0)
+    # Told to be aligned, else every element crosses the link alone.
+    p_to = tl.multiple_of((p_other + half).to(tl.pointer_type(TYPE)), 16)
+    tl.store(p_to + b_i, b_own, mask=b_in)
+    tl.debug_barrier()
+    p_flags = (p_other + 2 * HALF_BYTES).to(tl.pointer_type(tl.int32))
+    tl.atomic_xchg(p_flags + i_tile, epoch, sem="release", scope="sys")
+    b_sum = tl.zeros((TILE,), tl.float32)
+    if p_residual is not None:
+        b_sum = tl.load(p_residual + b_i, mask=b_in, other=0.0).to(tl.float32)
+    p_flags = (p_own + 2 * HALF_BYTES).to(tl.pointer_type(tl.int32))
+    there = tl.atomic_add(p_flags + i_tile, 0, sem="acquire", scope="sys")
+    while there != epoch:
+        there = tl.atomic_add(p_flags + i_tile, 0, sem="acquire", scope="sys")
+    # Past the first-level cache, which may hold what was there two exchanges ago.
+    p_from = tl.multiple_of((p_own + half).to(tl.pointer_type(TYPE)), 16)
+    b_got = tl.load(p_from + b_i, mask=b_in, other=0.0, cache_modifier=".cg")
+    if RANK == 0:
+        b_sum = b_sum + b_own.to(tl.float32) + b_got.to(tl.float32)
+    else:
+        b_sum = b_sum + b_got.to(tl.float32) + b_own.to(tl.float32)
+    tl.store(p_out + b_i, b_sum.to(TYPE), mask=b_in)
+    tl.store(p_epochs + i_tile, epoch)
+
+
+class LargeBuffers:
+    """One of two ranks' side of the memory that large sums go through."""
+
+    def __init__(
+        self, pointers: list[int], rank: int, half_bytes: int, device: torch.device
+    ) -> None:
+        """*pointers*: addresses of both ranks' buffers of ``large_bytes(half_bytes)``, zeroed."""
+        assert len(pointers) == 2 and half_bytes % TILE_BYTES == 0
+        self.rank = rank
+        self.half_bytes = half_bytes
+        self.pointers = torch.tensor(pointers, dtype=torch.int64, device=device)
+        self.epochs = torch.zeros(half_bytes // TILE_BYTES, dtype=torch.int32, device=device)
+
+
+def large_bytes(half_bytes: int) -> int:
+    """Return the bytes of a rank's buffer for large sums: two halves and their flags."""
+    return 2 * half_bytes + half_bytes // TILE_BYTES * 4
+
+
 class Buffers:
     """One rank's side of the memory that exchanges go through."""
 
@@ -179,6 +249,30 @@ def sum_ranks(
         RANK=buffers.rank, RANKS=buffers.size, KIND=KINDS[x.dtype], BLOCK=BLOCK, PDL=pdl,
         num_warps=WARPS, launch_pdl=pdl,
     )  # fmt: skip
+
+
+def sum_two_ranks(
+    x: Tensor,
+    buffers: LargeBuffers,
+    *,
+    out: Tensor,
+    residual: Tensor | None = None,
+    pdl: bool = False,
+) -> None:
+    """Do as ``sum_ranks`` for tensors of any size, in pieces of what a buffer's half holds."""
+    assert x.is_contiguous() and out.is_contiguous() and x.dtype == out.dtype
+    assert residual is None or (residual.is_contiguous() and residual.dtype == x.dtype)
+    tile, most = TILE_BYTES // x.element_size(), buffers.half_bytes // x.element_size()
+    for first in range(0, x.numel(), most):
+        count = min(most, x.numel() - first)
+        own, more, to = (
+            None if each is None else each.view(-1)[first : first + count]
+            for each in (x, residual, out)
+        )
+        _large_sum_kernel[(cdiv(count, tile),)](
+            own, more, to, buffers.pointers, buffers.epochs, count, buffers.half_bytes,
+            RANK=buffers.rank, TILE=tile, PDL=pdl, num_warps=WARPS, launch_pdl=pdl,
+        )  # fmt: skip
 
 
 def gather_ranks(x: Tensor, buffers: Buffers, *, out: Tensor, pdl: bool = False) -> None:

@@ -13,25 +13,21 @@ but for float16's range: there the roots are found in a first loop over x.
 import torch
 import triton
 import triton.language as tl
-from zlm.kernels.chain import begin
+from zlm.kernels.chain import LINE_BYTES, begin, call_into_l2
 from zlm.kernels.launch import cdiv, direct, power_of_two
 from zlm.kernels.linear_epilogue import Product, finish
 
 SHARED_BYTES = 200 * 1024  # of the 227 kB that a program may use on Hopper
 PREFETCH_BYTES = 16 * 1024  # of weights, a program: fewer than 16 MiB in all, of 50 in L2
-LINE_BYTES = tl.constexpr(128)
 
 
 @triton.jit
-def call_into_l2(p_w, b_n, stride, N, COLUMNS: tl.constexpr, BYTES: tl.constexpr):
+def call_columns(p_w, b_n, stride, N, COLUMNS: tl.constexpr, BYTES: tl.constexpr):
     """Prefetch the first COLUMNS (a power of two) elements of rows ``b_n`` of a weight."""
     LINES: tl.constexpr = COLUMNS * BYTES // LINE_BYTES
     b_rows = tl.minimum(b_n, N - 1).to(tl.int64)[:, None]
     b_at = b_rows * stride + tl.arange(0, LINES)[None, :] * (LINE_BYTES // BYTES)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [(p_w + b_at).to(tl.int64)],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+    call_into_l2(p_w + b_at)
 
 
 @triton.jit
@@ -66,9 +62,9 @@ def _tile_kernel(
     if UP_BIAS:
         b_up_bias = tl.load(p_up_bias + b_n, mask=b_in_n, other=0.0)
     if PDL and AHEAD > 0:
-        call_into_l2(p_w, b_n, w_stride, N, AHEAD, BYTES)
+        call_columns(p_w, b_n, w_stride, N, AHEAD, BYTES)
         if GATE:
-            call_into_l2(p_up, b_n, up_stride, N, AHEAD, BYTES)
+            call_columns(p_up, b_n, up_stride, N, AHEAD, BYTES)
     begin(PDL)
     b_k = tl.arange(0, BK)
     p_rows = p_x + b_m.to(tl.int64)[:, None] * x_stride

@@ -21,7 +21,7 @@ from torch import Tensor
 from zlm.kernels.chain import begin
 from zlm.kernels.launch import cdiv, direct, power_of_two
 from zlm.kernels.linear_epilogue import finish
-from zlm.kernels.linear_tile import call_into_l2
+from zlm.kernels.linear_tile import call_columns
 from zlm.kernels.quantized_codes import OFFSETS, Codes
 from zlm.kernels.quantized_numbers import after, numbers
 from zlm.kernels.quantized_product import QuantizedProduct
@@ -230,9 +230,9 @@ def _tile_kernel(
     if PDL and AHEAD > 0:
         PACKED: tl.constexpr = 4 if KIND % 3 == 0 else 2
         p_first = p_w + first * (BK // PACKED)
-        call_into_l2(p_first, b_n, w_stride, N, AHEAD, 2)
+        call_columns(p_first, b_n, w_stride, N, AHEAD, 2)
         if GATE:
-            call_into_l2(p_first + N.to(tl.int64) * w_stride, b_n, w_stride, N, AHEAD, 2)
+            call_columns(p_first + N.to(tl.int64) * w_stride, b_n, w_stride, N, AHEAD, 2)
     begin(PDL)
     acc, acc_up = sums(
         p_x + b_m.to(tl.int64)[None, :] * x_stride, b_in_m, p_w, p_scales, p_beside,

@@ -88,6 +88,22 @@ def _turned(heads: Tensor, turns: Tensor) -> Tensor:
     return torch.cat((torch.view_as_real(pairs * turns).flatten(-2), heads[..., width:]), -1)
 
 
+@triton.jit
+def turned(
+    b_x, b_turn, ROWS: tl.constexpr, TURNS: tl.constexpr, D_PAD: tl.constexpr, ROT: tl.constexpr
+):
+    """Return heads b_x [ROWS, D_PAD] times rows of a table, b_turn [TURNS, D_PAD], one or all.
+
+    (a + ib)(cos + i sin) for the pairs that turn, times 1 for the rest.
+    """
+    b_cos, b_sin = tl.split(tl.reshape(b_turn, (TURNS, D_PAD // 2, 2)))
+    b_cos = tl.where((tl.arange(0, D_PAD // 2) * 2 < ROT)[None, :], b_cos, 1.0)
+    b_re, b_im = tl.split(tl.reshape(b_x, (ROWS, D_PAD // 2, 2)))
+    b_new_re = b_re * b_cos - b_im * b_sin
+    b_new_im = b_re * b_sin + b_im * b_cos
+    return tl.reshape(tl.join(b_new_re, b_new_im), (ROWS, D_PAD))
+
+
 @direct
 @triton.jit
 def _rotary_kv_kernel(
@@ -120,6 +136,7 @@ def _rotary_kv_kernel(
     FP8_CACHE: tl.constexpr,
     KV_SCALES: tl.constexpr,
     TURNS: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     i_token = tl.program_id(0).to(tl.int64)
@@ -131,33 +148,30 @@ def _rotary_kv_kernel(
         b_kw = b_qw
         if HKV > 0:
             b_kw = tl.load(p_k_weight + i_d, mask=in_d, other=0.0)
-    begin(PDL)
-    i_slot = tl.load(p_slots + i_token)
-    i_position = tl.load(p_positions + i_token)
+    if not EARLY:
+        begin(PDL)
+    i_slot = tl.load(p_slots + i_token, cache_modifier=".cg")
+    i_position = tl.load(p_positions + i_token, cache_modifier=".cg")
     i_position = tl.minimum(tl.maximum(i_position, 0), num_positions - 1)
+    if TURNS:
+        b_turn = tl.load(p_table + i_position * ROT + i_d, mask=i_d < ROT, other=0.0)
+    else:
+        b_turn = tl.load(p_table + i_position)
+    if EARLY:
+        begin(PDL)
     is_q = i_h < HQ
     is_v = i_h >= HQ + HKV
     in_row = i_h < HQ + 2 * HKV
     mask = in_row[:, None] & in_d[None, :]
     p_x = p_qkv + i_token * stride_qkv + i_h[:, None] * D + i_d[None, :]
     b_x = tl.load(p_x, mask=mask, other=0.0).to(tl.float32)
-    if TURNS:
-        b_turn = tl.load(p_table + i_position * ROT + i_d, mask=i_d < ROT, other=0.0)
-    else:
-        b_turn = tl.load(p_table + i_position)
-
     b_y = b_x
     if HAS_NORM:
         b_root = tl.rsqrt(tl.sum(b_x * b_x, 1) / D + eps)
         b_w = tl.where(is_q[:, None], b_qw[None, :], b_kw[None, :])
         b_y = b_x * b_root[:, None] * b_w
-    if TURNS:  # (a + ib)(cos + i sin) for the pairs that turn, times 1 for the rest
-        b_cos, b_sin = tl.split(tl.reshape(b_turn, (D_PAD // 2, 2)))
-        b_cos = tl.where(tl.arange(0, D_PAD // 2) * 2 < ROT, b_cos, 1.0)
-        b_re, b_im = tl.split(tl.reshape(b_y, (HEADS, D_PAD // 2, 2)))
-        b_new_re = b_re * b_cos[None, :] - b_im * b_sin[None, :]
-        b_new_im = b_re * b_sin[None, :] + b_im * b_cos[None, :]
-        b_y = tl.reshape(tl.join(b_new_re, b_new_im), (HEADS, D_PAD))
+    if TURNS:
+        b_y = turned(b_y, b_turn[None, :], HEADS, 1, D_PAD, ROT)
     else:
         b_y = tl.where(is_q[:, None], b_y * b_turn, b_y)
     b_v = b_x
@@ -199,6 +213,8 @@ def rotary_kv(
     value_norm: bool = False,
     reads_only: bool = False,
     kv_scales: Tensor | None = None,
+    early: bool = False,
+    turned_queries: int | None = None,
     pdl: bool = False,
 ) -> None:
     """Norm, rotate and store the tokens of *qkv* [T, (Hq + 2 Hkv) * D].
@@ -209,9 +225,22 @@ def rotary_kv(
     block_size, D]. q_out: [T, Hq, D], rotated queries; may be ``qkv[:, :Hq * D].unflatten(1, (Hq,
     D))``. q_weight, k_weight: float32 [D], both or neither. value_norm: v is normed too, without a
     weight. reads_only: rows are queries alone, [T, Hq * D], and nothing is stored; there is no
-    k_weight then. kv_scales: float32 [2, Hkv], of a cache of e4m3 (None: 1). pdl: see
-    ``zlm.kernels.chain``.
+    k_weight then. kv_scales: float32 [2, Hkv], of a cache of e4m3 (None: 1).
+    turned_queries: without norms, the first so many tokens whose queries are rotated (None: all);
+    whoever reads the others turns them himself. early, pdl: see ``zlm.kernels.chain``; *early* is
+    of positions and slots.
     """
+    if turned_queries is not None and turned_queries < q_out.shape[0]:
+        assert q_weight is None and not value_norm and not reads_only
+        first, keys = turned_queries, q_out.shape[1] * q_out.shape[2]
+        parts = ((qkv[:first], slice(None, first), q_out[:first]),
+                 (qkv[first:, keys:], slice(first, None), q_out[first:, :0]))  # fmt: skip
+        for rows, where, q in parts:
+            rotary_kv(
+                rows, positions[where], slots[where], table, cache, q_out=q, eps=eps,
+                kv_scales=kv_scales, early=early, pdl=pdl,
+            )  # fmt: skip
+        return
     tokens, num_heads, head_dim = q_out.shape
     num_kv_heads, block_size = 0 if reads_only else cache.shape[1], cache.shape[3]
     rotated = 2 * table.shape[1]
@@ -259,6 +288,7 @@ def rotary_kv(
         FP8_CACHE=cache.dtype == FP8,
         KV_SCALES=kv_scales is not None and cache.dtype == FP8 and not reads_only,
         TURNS=turns,
+        EARLY=early and pdl,
         PDL=pdl,
         num_warps=warps,
         launch_pdl=pdl,

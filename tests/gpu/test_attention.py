@@ -45,6 +45,13 @@ def test_prefill(case: AttentionCase, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
+@pytest.mark.parametrize("case", GPU_PREFILL[::2], ids=str)
+def test_prefill_that_turns_its_queries(case: AttentionCase, dtype: torch.dtype) -> None:
+    out, expected = prefill_both(case, dtype, "cuda", rotated=case.head_dim)
+    assert relative_error(out, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @pytest.mark.parametrize("case", in_fp8(GPU_DECODE), ids=str)
 def test_decode_of_fp8(case: AttentionCase, dtype: torch.dtype) -> None:
     """Issue 6."""

@@ -205,14 +205,22 @@ def test_steps_that_feed_each_other(rows: int, cut: bool) -> None:
     assert int((table[:rows, 1 : LAYERS + 1] > 0).sum()) > 0
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("rows", [1, 3, 9, 40])
 @pytest.mark.parametrize("name", ["llama-biases", "qwen3", "gemma3-softcaps"])
-def test_models(name: str, rows: int, dtype: torch.dtype) -> None:
-    """Decodes of a whole model, its residual and its caches as they are after each other."""
+def test_models(
+    name: str, rows: int, dtype: torch.dtype, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decodes of a whole model, its residual and its caches as they are after each other.
+
+    ahead: attention reads before the kernel before it has ended, as in large models.
+    """
+    from zlm.ops import gpu_attention
     from zlm.ops.gpu import GpuOps
     from zlm.ops.gpu_linear import Reach
 
+    monkeypatch.setattr(gpu_attention, "EARLY_COLUMNS", 1 if ahead else 1 << 30)
     facts = {"hidden_size": 320, "intermediate_size": 704, "vocab_size": 1000, "head_dim": 64}
     windows = tuple(20 * window for window in SPECS[name].layer_windows) * 4
     spec = with_facts(SPECS[name], num_layers=8, layer_windows=windows, **facts)

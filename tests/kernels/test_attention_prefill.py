@@ -31,6 +31,13 @@ def test_prefill(case: AttentionCase) -> None:
     assert relative_error(out, expected) < TOLERANCE[torch.float32]
 
 
+@pytest.mark.parametrize("case", SMALL_PREFILL[:3], ids=str)
+@pytest.mark.parametrize("part", [1, 2])
+def test_queries_that_are_still_to_be_turned(case: AttentionCase, part: int) -> None:
+    out, expected = prefill_both(case, torch.float32, "cpu", rotated=case.head_dim // part)
+    assert relative_error(out, expected) < TOLERANCE[torch.float32]
+
+
 def test_a_step_behind_decodes_reads_its_own_rows() -> None:
     """Offsets need not begin at 0: in a mixed step the first tokens belong to decodes."""
     case = SMALL_PREFILL[1]

@@ -13,8 +13,9 @@ triton_interpreter.enable()
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
-@pytest.mark.parametrize("ranks", [3])
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_every_rank_gets_the_sum_of_all(ranks: int, tmp_path: Path) -> None:
+    """Three ranks sum small tensors, two sum large ones."""
     for rank in range(ranks):
         np.zeros(2 * ranks * 2048, np.int64).tofile(tmp_path / str(rank))
     command = [sys.executable, str(SUPPORT / "exchange_process.py")]

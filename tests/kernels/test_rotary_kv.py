@@ -59,6 +59,24 @@ def test_what_is_not_finite_is_stored_as_zero() -> None:
     assert bool((cache[1, 0, :, :5] == 7.0).all()) and bool((cache[0] == 7.0).all())
 
 
+@pytest.mark.parametrize("first", [0, 2, 5])
+def test_queries_of_the_first_tokens(first: int) -> None:
+    """Those of the others stay; keys and values of all are stored."""
+    generator = torch.Generator().manual_seed(1)
+    qkv = torch.randn((5, 6 * 16), generator=generator)
+    table = torch.polar(torch.ones(9, 8), torch.rand((9, 8), generator=generator))
+    where = torch.arange(5), torch.arange(16, 21), table
+    results = []
+    for turned_queries in (None, first):
+        rows, cache = qkv.clone(), torch.full((3, 2, 2, 16, 16), 7.0)
+        q = rows[:, :32].view(5, 2, 16)
+        rotary.rotary_kv(rows, *where, cache, q_out=q, turned_queries=turned_queries)
+        results.append((rows, cache))
+    (whole, cache), (part, part_cache) = results
+    assert torch.equal(cache, part_cache)
+    assert torch.equal(part[:first], whole[:first]) and torch.equal(part[first:], qkv[first:])
+
+
 def test_queries_alone() -> None:
     """Rows without keys and values: queries are as in whole rows, and nothing is stored."""
     case = ROTARY_SMALL[1]

@@ -14,6 +14,7 @@ triton_interpreter.enable()
 from zlm.kernels import exchange  # noqa: E402
 
 CAPACITY = 2048  # words
+HALF_BYTES = 2 * exchange.TILE_BYTES
 CASES = [  # shape, type, whether there is a residual
     ((1, 64), torch.float32, False),
     ((3, 700), torch.bfloat16, True),
@@ -38,6 +39,9 @@ def main() -> None:
         for each in range(ranks)
     ]
     pointers = [each.ctypes.data for each in maps]
+    if ranks == 2:
+        check_large_sums(rank, pointers)
+        return
     buffers = exchange.Buffers(pointers, rank, CAPACITY, torch.device("cpu"))
     for seed, (size, dtype, has_residual) in enumerate(CASES * 2):
         parts = [part(each, size, dtype, seed) for each in range(ranks)]
@@ -52,6 +56,21 @@ def main() -> None:
         out = torch.full((rows, columns), float("nan"))
         exchange.gather_ranks(parts[rank], buffers, out=out)
         assert torch.equal(out, torch.cat(parts, 1)[:, :columns]), seed
+
+
+def check_large_sums(rank: int, pointers: list[int]) -> None:
+    """Sums of a tile, of less, of a half and of more than one, in turn, in both halves."""
+    buffers = exchange.LargeBuffers(pointers, rank, HALF_BYTES, torch.device("cpu"))
+    shapes = [(2, 4096), (1, 100), (3, 4096), (1, 4097), (2, 4096), (5, 3001)]
+    for seed, shape in enumerate(shapes * 2):
+        dtype = (torch.bfloat16, torch.float32, torch.float16)[seed % 3]
+        parts = [part(each, shape, dtype, seed) for each in range(2)]
+        residual = part(2, shape, dtype, seed) if seed % 2 else None
+        expected = exchange.reference(parts, residual)
+        out = torch.full(shape, float("nan"), dtype=dtype) if residual is None else residual
+        exchange.sum_two_ranks(parts[rank], buffers, out=out, residual=residual)
+        error = (out.double() - expected).abs().max().item()
+        assert error < TOLERANCE[dtype], (seed, error)
 
 
 if __name__ == "__main__":

@@ -245,8 +245,13 @@ def decode_both(
     return out, decode.reference(*where, **how)
 
 
-def prefill_both(case: AttentionCase, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
-    """Return (kernel's result, reference) of prefill attention."""
+def prefill_both(
+    case: AttentionCase, dtype: torch.dtype, device: str, *, rotated: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Return (kernel's result, reference) of prefill attention.
+
+    With *rotated* the kernel is given queries of which so many elements are still to be turned.
+    """
     from zlm.kernels import attention_prefill as prefill, attention_prefill_plan as tiling
 
     rows = paged(case, dtype, device)
@@ -261,7 +266,19 @@ def prefill_both(case: AttentionCase, dtype: torch.dtype, device: str) -> tuple[
     out = torch.full(shape, float("nan"), dtype=dtype, device=device)
     where = (q, rows.cache, rows.block_table, starts, rows.seq_lens)
     how = case.how(device)
-    prefill.attention_prefill(*where, plan, out=out, **how)
+    turns = None
+    if rotated:
+        generator = torch.Generator().manual_seed(5)
+        angles = torch.rand((max(case.lengths), rotated // 2), generator=generator).to(device)
+        turns = torch.polar(torch.ones_like(angles), angles)
+    prefill.attention_prefill(*where, plan, out=out, turns=turns, **how)
+    if turns is not None:
+        pairs = zip(case.lengths, case.queries, strict=True)
+        positions = torch.cat([torch.arange(length - n, length) for length, n in pairs])
+        heads = q[..., :rotated].double().unflatten(-1, (-1, 2)).contiguous()
+        heads = torch.view_as_complex(heads) * turns[positions.to(device)].unsqueeze(1)
+        heads = torch.view_as_real(heads).flatten(-2)
+        where = (torch.cat((heads.to(dtype), q[..., rotated:]), -1), *where[1:])
     return out, prefill.reference(*where, **how)
 
 
