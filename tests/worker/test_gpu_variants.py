@@ -26,7 +26,7 @@ from tiny_models import LLAMA
 from worker_steps import floats, ids, join
 
 from zlm.kernels import attention_decode_plan
-from zlm.worker import gpu_startup
+from zlm.worker import gpu_startup, layer_kinds
 from zlm.worker.dummy_weights import DummyWeights
 from zlm.worker.kernel_variants import Recorder, use_target
 
@@ -52,7 +52,8 @@ spec = replace(
     head_dim=64,
     max_position=1000,
     tie_embeddings=True,
-    layer_windows=(0, 64),
+    num_layers=4,
+    layer_windows=(0, 64, 0, 64),
 )
 use_target(("cuda", 90, 32))
 attention_decode_plan.CONFIGS["cpu"] = attention_decode_plan.CONFIGS["NVIDIA H200"]
@@ -74,7 +75,9 @@ def run(rows, joins=()):
 
 
 with Recorder() as recorder:
-    gpu_startup.warm_up(assembled, resolved, [BLOCKS - 1] * 2, times=1)
+    assert len({layer_kinds.kind_of(layer) for layer in assembled.model.layers}) == 1
+    with layer_kinds.one_of_each(assembled.model):
+        gpu_startup.warm_up(assembled, resolved, [BLOCKS - 1] * 2, times=1)
     known = len(recorder.variants)
     assert known > 30, known
     for count in (1, 2, 3, 6):

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from zlm.worker import (
     gpu_sampler_warm,
     group_caches,
     kernel_cache,
+    layer_kinds,
     startup,
 )
 from zlm.worker.gpu_runner import GpuRunner
@@ -55,6 +57,7 @@ class Assembled:
     """A runner and what it was put together from."""
 
     runner: GpuRunner
+    model: registry.Model
     sampler: GpuSampler
     tables: GpuTables
     sizes: StepSizes
@@ -159,7 +162,9 @@ def _compile(
     """
     began, target = time.perf_counter(), current_target()
     found = None if farm is None else lambda variant: farm.add(variant, target)
-    with Recorder(found) as recorder, assembled.runner.graphs.paused():
+    # Ranks must not skip what they do together.
+    short = layer_kinds.one_of_each(assembled.model) if group.size == 1 else nullcontext()
+    with Recorder(found) as recorder, short, assembled.runner.graphs.paused():
         warm_up(assembled, resolved, num_blocks, times=1)
     log.info(
         "kernels: %d in the cache, %d to be compiled", recorder.num_cached, len(recorder.variants)
@@ -232,7 +237,7 @@ def assemble(
         eager=resolved.config.compute.enforce_eager,
         samples=samples,
     )
-    return Assembled(runner, sampler, tables, sizes, samples)
+    return Assembled(runner, model, sampler, tables, sizes, samples)
 
 
 def warm_up(

@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from zlm.config import Resolved
+from zlm.process import garbage
 from zlm.worker import kernel_cache
 
 if TYPE_CHECKING:
@@ -220,6 +221,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
 
 def main() -> None:
     """Serve standard input; what compilers print goes to the log."""
+    garbage.pause()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import triton.runtime.cache
@@ -228,7 +230,9 @@ def main() -> None:
 
     triton.runtime.cache.triton_key()  # while the worker still loads
     settle_keys()
+    garbage.resume()
     serve(sys.stdin, answers)
+    os._exit(0)  # what is loaded need not be taken apart: the worker waits for the end
 
 
 if __name__ == "__main__":

@@ -37,11 +37,13 @@ def serve(child: Child) -> None:
     inbox = child.inbox(ToWorker)
     cpu_process.prepare()
     ranks.prepare()
+    garbage.pause()
     importing = threading.Thread(target=importlib.import_module, args=("zlm.worker.startup",))
     importing.start()
     launch = _wait_for_launch(inbox)
     farm = None if launch is None else kernel_farm.start_early(launch.resolved, child.index)
     importing.join()
+    garbage.resume()
     if launch is None:
         return
     from zlm.worker.parallel import leave
