@@ -166,23 +166,24 @@ class _Pairing:
     ) -> None:
         """Raise BadRequest if the numbers of texts do not match, or the model gives no scores."""
         self._pooling = resolved.spec.pooling or PoolingSpec()
-        self._pairs = Pairs(_texts("data_1", firsts), _texts("data_2", seconds))
+        names = ("data_1", "data_2")
+        self._pairs = Pairs(_texts(names[0], firsts), _texts(names[1], seconds), names)
         ones, twos = len(self._pairs.firsts), len(self._pairs.seconds)
         if ones not in (1, twos):
             raise BadRequest(
                 f"data_1 has {ones} texts and data_2 {twos}: give one for all, or as many",
                 param="data_1",
             )
-        self._prompts, self._seconds = pooled_texts(self._pairs, self._pooling)
+        self._texts = pooled_texts(self._pairs, self._pooling)
 
     def commands(self, params: PoolingParams) -> list[Pool]:
         """Return the commands, without their ids and times."""
-        plain = _commands(self._prompts, params)
-        if not self._seconds:
-            return plain
+        texts = self._texts
         return [
-            msgspec.structs.replace(command, seconds=[second])
-            for command, second in zip(plain, self._seconds, strict=True)
+            msgspec.structs.replace(
+                command, seconds=texts.seconds[i : i + 1], names=texts.names[i : i + 1]
+            )
+            for i, command in enumerate(_commands(texts.prompts, params))
         ]
 
     def outputs(self, given: Sequence[Answer]) -> list[ScoringRequestOutput]:

@@ -103,6 +103,7 @@ class Pool(Message, frozen=True, tag=24):
     add_special_tokens: bool = True
     priority: int = 0
     chat: ChatPrompt | None = None  # the one input is a conversation
+    names: list[str] = []  # what errors call each of ``prompts``; empty: input
 
 
 # ---------------------------------------------------------------------------- tokenizer → front end
@@ -150,6 +151,7 @@ class Delta(Message, frozen=True):
     token_ids: list[int] | None = None  # new ones, when return_token_ids
     prompt_token_ids: list[int] | None = None  # in a choice's first delta, when return_token_ids
     logprobs: list[TokenLogprob] | None = None  # of the tokens this delta accounts for
+    text_offsets: list[int] = []  # of each of those: characters of the choice's text before it
     prompt_logprobs: list[TokenLogprob] | None = None  # in a choice's first delta, when asked
     reasoning: str = ""  # new text of the thoughts, which comes before ``text``
     tool_calls: list[ToolCallDelta] = []

@@ -105,7 +105,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
     repetition_penalty: > 0, over prompt and output.  seed: signed 64-bit, None draws a fresh one.
     max_tokens: most output tokens (None: as many as the context has room for).
     min_tokens: no EOS, stop id or stop string ends the output before so many tokens.
-    stop: strings that end the output, left out of the text unless include_stop_str_in_output.
+    stop, stop_token_ids: strings and ids that end the output; left out of the text, as an EOS
+    token is, unless include_stop_str_in_output (special ones still if skip_special_tokens).
     logprobs: how many alternatives to report beside each sampled token (0: only the sampled one).
     prompt_logprobs: the same for prompt tokens.  logit_bias: id to bias, -100..100.
     bad_words: words never produced.  truncate_prompt_tokens: keep so many last prompt tokens (-1:

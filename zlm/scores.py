@@ -19,14 +19,29 @@ Floats = npt.NDArray[np.float32]
 
 
 class Pairs(msgspec.Struct, frozen=True):
-    """Texts to be scored against each other: one first for all seconds, or as many."""
+    """Texts to be scored against each other: one first for all seconds, or as many.
+
+    names: what the client calls the two fields.
+    """
 
     firsts: list[str]
     seconds: list[str]
+    names: tuple[str, str] = ("text_1", "text_2")
 
 
-def pooled_texts(pairs: Pairs, pooling: PoolingSpec) -> tuple[list[str | list[int]], list[str]]:
-    """Return the prompts of Pool and, of a cross-encoder, their seconds.
+class PooledTexts(msgspec.Struct, frozen=True):
+    """Fields of Pool: its prompts, what errors call each, and, of a cross-encoder, their seconds.
+
+    Of a pair the name is that of the longer text.
+    """
+
+    prompts: list[str | list[int]]
+    names: list[str]
+    seconds: list[str] = []
+
+
+def pooled_texts(pairs: Pairs, pooling: PoolingSpec) -> PooledTexts:
+    """Return what is asked of the model.
 
     Raises BadRequest if the model classifies, or labels tokens, and does not score.
     """
@@ -36,16 +51,24 @@ def pooled_texts(pairs: Pairs, pooling: PoolingSpec) -> tuple[list[str | list[in
             param="model",
             code="model_not_supported",
         )
+    first, second = pairs.names
+    ones, twos = len(pairs.firsts), len(pairs.seconds)
+    firsts = [first] if ones == 1 else [f"{first}[{i}]" for i in range(ones)]
+    seconds = [f"{second}[{i}]" for i in range(twos)]
     if not pooling.num_labels:
-        return [*pairs.firsts, *pairs.seconds], []
+        return PooledTexts([*pairs.firsts, *pairs.seconds], firsts + seconds)
     if pooling.num_labels > 1:
         raise BadRequest(
             f"this model has {pooling.num_labels} labels: a score needs a model with one",
             param="model",
             code="model_not_supported",
         )
-    repeats = len(pairs.seconds) // len(pairs.firsts)
-    return [text for text in pairs.firsts for _ in range(repeats)], pairs.seconds
+    texts, firsts = pairs.firsts * (twos // ones), firsts * (twos // ones)
+    names = [
+        one if len(text) > len(other) else two
+        for one, two, text, other in zip(firsts, seconds, texts, pairs.seconds, strict=True)
+    ]
+    return PooledTexts([*texts], names, pairs.seconds)
 
 
 def scores(

@@ -121,7 +121,7 @@ def test_at_the_window_and_over_it(embedder: Server) -> None:
 
 def test_ids_of_another_tokenizer(embedder: Server) -> None:
     """CASES 33."""
-    for wrong in ([-1], [[30522]], [2**62], [[5], [2**31]]):
+    for wrong in ([-1], [[30522]], [2**62], [[5], [2**31]], [[5], [2**70]]):
         error = refused(embedder, "/v1/embeddings", input=wrong)
         assert error["param"] == "input" and "vocabulary" in error["message"]
     for wrong_type in ([1.5], [[True]], [["a"]]):
@@ -157,6 +157,17 @@ def test_score_and_rerank(embedder: Server) -> None:
         assert [result["index"] for result in ranked["results"]] == [1, 2]
         assert ranked["results"][0]["document"] == {"text": texts[1]}
         assert abs(ranked["results"][0]["relevance_score"] - cosines[1]) < 1e-5
+    long = "word " * 600
+    for fields, name in (
+        ({"text_1": long, "text_2": "a"}, "text_1"),
+        ({"queries": ["a", long], "documents": ["a", "a"]}, "queries[1]"),
+        ({"text_1": "a", "text_2": ["a", long]}, "text_2[1]"),
+    ):
+        error = refused(embedder, "/score", **fields)
+        assert error["param"] == name and error["message"].startswith(f"{name} has")
+    assert refused(embedder, "/rerank", query=long, documents=["a"])["param"] == "query"
+    error = refused(embedder, "/rerank", query="a", documents=["a", {"text": long}])
+    assert error["param"] == "documents[1]"
     assert refused(embedder, "/rerank", query=query)["param"] == "documents"
     assert refused(embedder, "/rerank", documents=texts)["param"] == "query"
     assert refused(embedder, "/rerank", query="q", documents=["a"], topn=1)["param"] == "topn"

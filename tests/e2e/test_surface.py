@@ -107,6 +107,9 @@ def test_case_10_two_line_breaks_and_stop_ids(server: Any) -> None:
     period = free["token_ids"][1]
     choice = complete(server, PROMPT, stop_token_ids=[period])
     assert (choice["text"], choice["stop_reason"]) == (" Paris", period)
+    shown = {"stop_token_ids": [period], "include_stop_str_in_output": True}
+    choice = complete(server, PROMPT, **shown)
+    assert (choice["text"], choice["stop_reason"]) == (" Paris.", period)
 
 
 def test_case_51_salts_share_only_with_themselves(server: Any) -> None:

@@ -67,17 +67,27 @@ def test_depth_of_values_that_errors_quote(house, field):
 
 def test_integer_that_no_message_can_carry(house):
     body = {"messages": [{"role": "user", "content": "x", "metadata": 2**70}]}
-    house.refused(house.post(CHAT, body), 400, "messages")
-    body = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"k": -(2**70)}}
-    house.refused(house.post(CHAT, body), 400, "chat_template_kwargs")
-    huge = b"[99999999999999999999]"
-    house.refused(house.post(COMPLETIONS, b'{"prompt": %b}' % huge), 400, "prompt")
-    house.refused(
-        house.post(COMPLETIONS, b'{"prompt": "x", "stop_token_ids": %b}' % huge),
-        400,
-        "stop_token_ids",
-    )
-    house.refused(house.post("/detokenize", b'{"tokens": %b}' % huge), 400, "tokens")
+    assert "64 bits" in house.refused(house.post(CHAT, body), 400, "messages")
+    many = {"enum": [2**70]}
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": many}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": many}}]
+    for field, value in (
+        ("chat_template_kwargs", {"k": -(2**70)}),
+        ("response_format", schema),
+        ("structured_outputs", {"json": many}),
+        ("tools", tools),
+    ):
+        said = house.refused(house.chat(**{field: value}), 400, field)
+        assert said == f"{field}: integers of more than 64 bits are not taken"
+    for path, field, value in (
+        (COMPLETIONS, "prompt", [2**70]),
+        (COMPLETIONS, "prompt", [[1], [2**70, 3]]),
+        (COMPLETIONS, "stop_token_ids", [2**70]),
+        ("/detokenize", "tokens", [1, 2**70]),
+    ):
+        beside = {"prompt": "x"} if path == COMPLETIONS else {}
+        said = house.refused(house.post(path, {**beside, field: value}), 400, field)
+        assert f"token id {2**70}, which is out of vocabulary: ids of this model are 0 to" in said
 
 
 @pytest.mark.parametrize(

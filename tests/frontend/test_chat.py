@@ -135,6 +135,23 @@ def test_continue_final_message(house):
     assert house.generated().echo
 
 
+def test_reasoning_effort_is_one_that_is_known(house):
+    said = house.refused(house.chat(reasoning_effort="foo"), 400, "reasoning_effort")
+    assert "low, medium, high" in said and said.endswith("got 'foo'")
+    assert house.chat(reasoning_effort="none").status == 200
+
+
+def test_what_is_missing_and_what_is_empty(make_house):
+    house = make_house()
+    said = {"role": "user", "content": "x"}
+    for message, problem in (
+        ({"content": "x"}, "messages[0].role is required"),
+        ({**said, "role": ""}, "messages[0].role must be a string, got ''"),
+        ({**said, "content": [{"type": "text"}]}, "messages[0].content[0].text is required"),
+    ):
+        assert house.refused(_ask(house, [message]), 400, problem.split()[0]) == problem
+
+
 def test_contents(house):
     parts = [{"type": "text", "text": "A"}, {"type": "text", "text": "B", "cache_control": {}}]
     plain = [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}]

@@ -340,18 +340,36 @@ def _token(text, logprob, top=(), **fields):
 
 
 def _with_logprobs(make_delta, entries, stream_cuts=()):
-    """A tokenizer whose answer has these log-probabilities, streamed in parts cut there."""
+    """A tokenizer whose answer has these log-probabilities, streamed in parts cut there.
+
+    Entry i stands at character 2i.
+    """
 
     def answer(command):
         if not command.stream:
             text = "".join(e.token for e in entries)
-            end = make_delta(command, 0, text, 3, finish_reason="stop", logprobs=entries)
+            end = make_delta(
+                command,
+                0,
+                text,
+                3,
+                finish_reason="stop",
+                logprobs=entries,
+                text_offsets=[2 * i for i in range(len(entries))],
+            )
             return [Deltas([end])]
         bounds = [0, *stream_cuts, len(entries)]
         parts = [entries[a:b] for a, b in pairwise(bounds)]
         deltas = [
-            make_delta(command, 0, "".join(e.token for e in part), 3, logprobs=part)
-            for part in parts
+            make_delta(
+                command,
+                0,
+                "".join(e.token for e in part),
+                3,
+                logprobs=part,
+                text_offsets=[2 * i for i in range(a, a + len(part))],
+            )
+            for a, part in zip(bounds, parts, strict=False)
         ]
         return [
             *(Deltas([d]) for d in deltas),
@@ -367,7 +385,7 @@ def test_logprobs_zero(house, make_delta):
     assert logprobs == {
         "tokens": ["é", "b"],
         "token_logprobs": [-0.5, -1.0],
-        "text_offset": [0, 1],
+        "text_offset": [0, 2],
         "top_logprobs": None,
     }
 
@@ -399,7 +417,7 @@ def test_echo_with_logprobs_begins_with_null(house, make_delta):
     assert choice["logprobs"]["tokens"] == ["Wört", "er", "!"]
     assert choice["logprobs"]["token_logprobs"] == [None, -1.0, -2.0]
     assert choice["logprobs"]["top_logprobs"] == [None, {"er": -1.0}, {"!": -2.0}]
-    assert choice["logprobs"]["text_offset"] == [0, 4, 6]
+    assert choice["logprobs"]["text_offset"] == [0, 2, 4]
 
 
 def test_text_offset_goes_on_through_a_stream(house, make_delta):
@@ -411,7 +429,7 @@ def test_text_offset_goes_on_through_a_stream(house, make_delta):
     ]
     house.tokenizer = _with_logprobs(make_delta, entries)
     whole = house.complete(logprobs=0).json()["choices"][0]["logprobs"]["text_offset"]
-    assert offsets == whole == [0, 2, 3, 10]
+    assert offsets == whole == [0, 2, 4, 6]
 
 
 def test_tokens_as_ids_do_not_change_offsets(house, make_delta):
@@ -419,7 +437,7 @@ def test_tokens_as_ids_do_not_change_offsets(house, make_delta):
     response = house.complete(logprobs=0, return_tokens_as_token_ids=True)
     logprobs = response.json()["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["token_id:9", "token_id:9"]
-    assert logprobs["text_offset"] == [0, 1]
+    assert logprobs["text_offset"] == [0, 2]
 
 
 def test_prompt_logprobs(house, make_delta):
@@ -522,6 +540,7 @@ def test_bad_stream_options(house):
     house.refused(house.complete(stream=False, stream_options={}), 400, "stream_options")
     response = house.complete(stream=True, stream_options={"include_usages": True})
     house.refused(response, 400, "stream_options.include_usages")
+    assert response.json()["error"]["code"] == "unknown_field"
     response = house.complete(stream=True, stream_options={"include_usage": "yes"})
     house.refused(response, 400, "stream_options.include_usage")
 

@@ -70,7 +70,18 @@ def test_wrong_shapes_are_named(response_format, outputs, words):
     with pytest.raises(BadRequest) as refused:
         structured.params(response_format, outputs)
     assert words in refused.value.message
+    is_unknown = "unknown field" in refused.value.message
+    assert (refused.value.code == "unknown_field") == is_unknown
     assert refused.value.param.split(".")[0] in ("response_format", "structured_outputs")
+
+
+def test_unknown_fields_may_be_ignored(make_house):
+    house = make_house(unknown_fields="ignore")
+    schema = {"name": "x", "schema": {}, "foo": 1}
+    form = {"type": "json_schema", "json_schema": schema, "foo": 1}
+    for fields in ({"response_format": form}, {"structured_outputs": {"json": {}, "foo": 1}}):
+        assert house.chat(**fields).status == 200
+        assert house.generated().params.structured_outputs.json == {}
 
 
 def test_a_schema_that_is_nested_too_deeply_is_refused():

@@ -69,7 +69,7 @@ def test_a_choice_of_no_tool(house):
     message = house.refused(
         house.chat(tools=TOOLS, tool_choice=choice), 400, "tool_choice.function.name"
     )
-    assert "no tool is called h" in message
+    assert "no tool is called 'h'" in message
 
 
 BAD_TOOLS = {
@@ -90,6 +90,15 @@ BAD_TOOLS = {
 @pytest.mark.parametrize(("tools", "param"), BAD_TOOLS.values(), ids=BAD_TOOLS.keys())
 def test_bad_tools(house, tools, param):
     house.refused(house.chat(tools=tools), 400, param)
+
+
+def test_what_is_missing_and_what_is_empty(house):
+    for given, problem in (
+        ([{"type": "function"}], "tools[0].function is required"),
+        ([{"function": {}}], "tools[0].function.name is required"),
+        ([tool("")], "tools[0].function.name must be 1 to 128 of A-Z a-z 0-9 _ . : / -, got ''"),
+    ):
+        assert house.refused(house.chat(tools=given), 400, problem.split()[0]) == problem
 
 
 # ------------------------------------------------------------------------------ grammars

@@ -172,7 +172,7 @@ def test_bad_prompts(llm: LLM, prompts: Any, message: str) -> None:
         ([], None),
         ("hello", "conversation 0"),
         (None, "conversation 0"),
-        ([{"content": "x"}], r"messages\[0\].role must be a string"),
+        ([{"content": "x"}], r"messages\[0\].role is required"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "text parts"),
         ([{"role": "usr", "content": "x"}], r"\[0\].role must be one of .* mean 'user'"),
         ([[], []], "conversation 0: messages must not be empty"),

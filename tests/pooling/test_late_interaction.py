@@ -1,5 +1,9 @@
 """Scores of models that give a vector for each token (ColBERT's kind), and who has no scores."""
 
+from pathlib import Path
+from typing import Any
+
+import msgspec
 import numpy as np
 import pytest
 from pooled_engine import PooledEngine
@@ -7,11 +11,12 @@ from tiny_embedders import tiny_embedder
 
 from zlm.config import PoolingSpec
 from zlm.errors import BadRequest
-from zlm.frontend.openai.scoring import RerankForm, RerankRequest, ScoreForm
-from zlm.messages import Pooled
+from zlm.frontend.openai.scoring import RerankForm, RerankRequest, ScoreForm, pool, rerank_pairs
+from zlm.messages import Failed, Pooled
 from zlm.scores import Pairs, pooled_texts, scores
 
 PAIRS = Pairs(["a dog"], ["quick foxes jump", "the dog", "Paris"])
+LONG = "word " * 60
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +25,9 @@ def pooled(tmp_path_factory: pytest.TempPathFactory) -> Pooled:
     folder = tiny_embedder(tmp_path_factory.mktemp("m") / "m", "bert", modules=("dense",))
     engine = PooledEngine(folder, max_model_len=128)
     assert engine.resolved.spec.pooling is not None
-    prompts, seconds = pooled_texts(PAIRS, engine.resolved.spec.pooling)
-    assert seconds == []
-    vectors = engine.pool(list(prompts))
+    texts = pooled_texts(PAIRS, engine.resolved.spec.pooling)
+    assert texts.seconds == []
+    vectors = engine.pool(texts.prompts)
     encode = engine.tokenizer.vocabulary.encode
     ids = [encode(text, add_special_tokens=True) for text in [*PAIRS.firsts, *PAIRS.seconds]]
     return Pooled(1, [vector.tobytes() for vector in vectors], ids, per_token=True)
@@ -55,6 +60,26 @@ def test_as_many_firsts_as_seconds() -> None:
     vectors = [each.tobytes() for each in rows]
     found = scores(vectors, 2, is_cross_encoder=False, lengths=[3] * 4)
     assert found == pytest.approx([3.0, 3.0])
+
+
+@pytest.mark.parametrize("family", ["bert-classifier", "qwen3"])
+def test_errors_name_the_text_that_they_are_about(tmp_path: Path, family: str) -> None:
+    is_pair = family == "bert-classifier"
+    options: dict[str, Any] = {"num_labels": 1} if is_pair else {"modules": ("lasttoken",)}
+    engine = PooledEngine(tiny_embedder(tmp_path / "m", family, **options), max_model_len=40)
+    for query, documents, name in (
+        (LONG, ["a"], "query"),
+        ("a", ["b", LONG], "documents[1]"),
+        *([] if is_pair else [("", ["a"], "query")]),
+    ):
+        request = RerankRequest(query=query, documents=documents)
+        pairs = rerank_pairs(request, most=8)
+        command = pool(request, pairs, engine.resolved, request_id=900, arrival=0.0)
+        engine.tokenizer.handle(msgspec.structs.replace(command, add_special_tokens=False))
+        failed = engine._answers.pop(900)
+        assert isinstance(failed, Failed) and failed.param == name
+        words = "must not be empty" if not query else "with its pair has" if is_pair else "has"
+        assert failed.message.startswith(f"{name} {words}")
 
 
 def test_labels_of_tokens_are_no_scores() -> None:

@@ -149,6 +149,21 @@ def test_named_templates(vocabularies: dict[str, Vocabulary]) -> None:
     assert renderer.render(ChatPrompt([], chat_template="rag")).text == "rag"
 
 
+def test_without_a_template_what_serves_instead_is_told(
+    vocabularies: dict[str, Vocabulary],
+) -> None:
+    """CASE 66."""
+    for options, instead in (
+        ({}, "itself), or use /v1/completions"),
+        ({"pools": True}, "itself), or send input (to /tokenize: prompt)"),
+        ({"trusts_requests": True}, "itself), send chat_template, or use /v1/completions"),
+    ):
+        with pytest.raises(BadRequest) as refused:
+            make(vocabularies, None, **options)[0].render(ChatPrompt([]))
+        assert "--chat-template" in refused.value.message
+        assert refused.value.message.endswith(instead)
+
+
 # ---------------------------------------------------------------------- content
 
 

@@ -191,6 +191,26 @@ def test_a_stop_id_is_named_and_cuts_nothing_else(make_engine: Callable) -> None
     assert (delta.text, delta.finish_reason, delta.stop_reason) == ("word", "stop", 1)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("skip", [True, False])
+def test_the_token_that_ended_the_text_is_shown_when_asked(
+    make_engine: Callable, stream: bool, skip: bool
+) -> None:
+    """It is text like any other, so special ones show only if none are skipped."""
+    engine = make_engine()
+    (end,) = ids(engine, "s")
+    for token, shown, finish, reason in (
+        (end, "s", FINISH_STOP_ID, end),
+        (1, "" if skip else "<|im_start|>", FINISH_STOP_ID, 1),
+        (2, "" if skip else "<|im_end|>", FINISH_EOS, None),
+    ):
+        wanted = {"skip_special_tokens": skip, "include_stop_str_in_output": True}
+        (submit,) = engine.generate("a", stream=stream, stop_token_ids=[end, 1], **wanted)
+        deltas = engine.run(submit.seq_id, [*ids(engine, "word"), token], finish=finish)
+        assert text_of(deltas) == "word" + shown
+        assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", reason)
+
+
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -321,6 +341,38 @@ def test_echo_with_logprobs(make_engine: Callable, columns: Callable) -> None:
     )
     assert "".join(e.token for e in delta.logprobs) == delta.text
     assert all(len(e.top) == 1 for e in delta.logprobs[1:])
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("byte_level", "é <|im_start|>😀x"), ("sentencepiece", "the é😀 x")]
+)
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_offsets_are_places_in_the_returned_text(
+    make_engine: Callable, columns: Callable, kind: str, text: str, as_ids: bool
+) -> None:
+    """CASE 60: a part of a character is where that stands; what is not shown takes no room."""
+    engine = make_engine(kind)
+    vocabulary = engine.core.vocabulary
+    prompt = vocabulary.encode(text, add_special_tokens=True)
+    output = vocabulary.encode_inside(" é😀😀 the")
+    wanted = {"echo": True, "logprobs": 0, "stream": True, "max_tokens": 64}
+    (submit,) = engine.generate([prompt] if as_ids else text, **wanted)
+    for k, token in enumerate(output):
+        told = None if k else prompt_columns(columns, prompt[1:])
+        row = (submit.seq_id, token, FINISH_LENGTH if k == len(output) - 1 else RUNNING)
+        engine.step(row, logprobs=columns([(0, [(token, -1.0)])]), prompt_logprobs=told)
+    whole = text_of(engine.deltas())
+    offsets = [offset for d in engine.deltas() for offset in d.text_offsets]
+    shown = text.replace("<|im_start|>", "") if as_ids else text
+    assert whole == shown + " é😀😀 the"
+    entries = [entry for d in engine.deltas() for entry in d.logprobs or ()]
+    assert [e.token_id for e in entries] == [*prompt, *output] and len(offsets) == len(entries)
+    at = 0 if kind == "byte_level" else -1  # the tokenizer put a space before the text
+    for entry, offset in zip(entries, offsets, strict=True):
+        assert offset == len(whole.encode()[: max(at, 0)].decode(errors="ignore"))
+        hidden = entry.token_id in vocabulary.special_ids and (as_ids or kind == "sentencepiece")
+        at += 0 if hidden else len(entry.token_bytes)
+    assert at == len(whole.encode()) and len(set(offsets)) < len(offsets)
 
 
 @pytest.mark.parametrize("n", [1, 2])

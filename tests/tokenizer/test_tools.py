@@ -143,6 +143,15 @@ def test_after_the_thoughts_deltas_are_plain_again(make_model: Callable) -> None
 def test_flags_override_the_template(make_model: Callable) -> None:
     model = make_model(PLAIN, tool_call_parser="hermes", reasoning_parser="deepseek_r1")
     assert model.answer(f"Hm.</think>{CALL}") == ("Hm.", "", [("f", ARGUMENTS)], "tool_calls")
+    for model.continues, said in (
+        ("<think>I", ("Hm.", "Yes.")),
+        ("<think>I know.</think>", ("", "Hm.</think>Yes.")),
+        ("<think>I know.</think>The answer", ("", "Hm.</think>Yes.")),
+    ):
+        assert model.answer("Hm.</think>Yes.", choice=None)[:2] == said
+    model = make_model(QWEN, reasoning_parser="deepseek_r1")
+    closed = {"enable_thinking": False}
+    assert model.answer("Yes.", choice=None, kwargs=closed)[:2] == ("", "Yes.")
 
 
 def test_reasoning_can_be_left_in(make_model: Callable) -> None:

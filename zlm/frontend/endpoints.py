@@ -15,7 +15,7 @@ from zlm.errors import BadRequest, NotFound, ZlmError
 from zlm.frontend import metrics, page, sse
 from zlm.frontend.exchange import Exchange
 from zlm.frontend.generation import Generation
-from zlm.frontend.open_requests import OpenRequests
+from zlm.frontend.open_requests import OpenRequests, unfit
 from zlm.frontend.openai import chat, completions, embeddings, fields, models, openapi, tokenize
 from zlm.frontend.openai.answer import AnswerForm
 from zlm.frontend.pooling_endpoints import PoolingEndpoints
@@ -209,7 +209,10 @@ class Endpoints:
         request: Generation | TokenizerCall,
     ) -> None:
         exchange.request.body = b""  # decoded: its memory is not needed while the answer is made
-        self._open.submit(request_id, command, request)
+        try:
+            self._open.submit(request_id, command, request)
+        except (OverflowError, RecursionError):
+            raise unfit(command, self._serving().spec.vocab_size) from None
         if isinstance(command, Generate | Pool):
             exchange.record.describe(command)
             self._counts.begun(exchange.record.num_sequences)

@@ -18,10 +18,13 @@ from zlm.messages import (
     DetokenizedText,
     Failed,
     Message,
+    Pool,
     Pooled,
     Tokens,
     first_id,
 )
+from zlm.sampling_params import StructuredOutputsParams
+from zlm.tokenizer.sampling import out_of_vocabulary
 
 Send = Callable[[Message], None]
 
@@ -99,19 +102,14 @@ class OpenRequests:
     def submit(self, request_id: int, command: Message, request: OpenRequest) -> None:
         """Send *command* to the least loaded tokenizer; *request* gets what comes of it.
 
-        Raises BadRequest if the client's values do not fit a message, Overloaded if there is no
-        tokenizer.
+        Raises OverflowError or RecursionError if the client's values do not fit a message (see
+        ``unfit``), Overloaded if there is no tokenizer.
         """
         number = self._least_loaded()
         send = self._tokenizers[number] if self._tokenizers else None
         if send is None:
             raise Overloaded("every tokenizer is being restarted; try again")
-        try:
-            send(command)
-        except (OverflowError, RecursionError) as error:
-            name = _unfit(command)
-            message = f"{name or 'the body'} has a value that is out of range: {error}"
-            raise BadRequest(message, param=name) from None
+        send(command)
         self._loads[number] += 1
         self._open[request_id] = (request, number)
 
@@ -186,19 +184,33 @@ _BODY_NAMES = {
     "token_ids": "tokens",
     "template_kwargs": "chat_template_kwargs",
 }
+_IDS = ("prompts", "token_ids", "stop_token_ids", "allowed_token_ids")
 
 
-def _unfit(value: msgspec.Struct) -> str | None:
-    """Return the request field whose value no message can hold, None if none is found."""
-    for name in value.__struct_fields__:
-        field = getattr(value, name)
+def unfit(command: msgspec.Struct, vocab_size: int) -> BadRequest:
+    """Return the error for a client's value in *command* that no message can hold."""
+    for name in command.__struct_fields__:
+        value = getattr(command, name)
         try:
-            msgspec.msgpack.encode(field)
-        except (OverflowError, RecursionError):
-            if isinstance(field, msgspec.Struct):
-                return _unfit(field)
-            return _BODY_NAMES.get(name, name)
-    return None
+            msgspec.msgpack.encode(value)
+        except OverflowError:
+            problem = "integers of more than 64 bits are not taken"
+        except RecursionError:
+            problem = "it is nested too deeply"
+        else:
+            continue
+        param = _BODY_NAMES.get(name, name)
+        if isinstance(value, StructuredOutputsParams):
+            param = value.source
+        elif isinstance(value, msgspec.Struct):
+            return unfit(value, vocab_size)
+        elif name in _IDS:
+            param = "input" if isinstance(command, Pool) else param
+            lists = [each if isinstance(each, list) else [each] for each in value]
+            ids = [each for given in lists for each in given if isinstance(each, int)]
+            return out_of_vocabulary(param, ids, vocab_size)
+        return BadRequest(f"{param}: {problem}", param=param)
+    return BadRequest("the body has a value that is out of range")
 
 
 def failure(message: Failed) -> ZlmError:

@@ -58,6 +58,7 @@ def _join(parts: list[Delta]) -> Delta:
         text="".join([part.text for part in parts]),
         token_ids=_concatenate([part.token_ids for part in parts]),
         logprobs=_concatenate([part.logprobs for part in parts]),
+        text_offsets=[offset for part in parts for offset in part.text_offsets],
         prompt_token_ids=first.prompt_token_ids,
         prompt_logprobs=first.prompt_logprobs,
         reasoning="".join([part.reasoning for part in parts]),

@@ -33,11 +33,6 @@ _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continu
 # any conversation can use up.
 _MARK_RANGES = (range(0xFDD0, 0xFDF0), range(0xF0000, 0xFFFFE))
 
-NO_TEMPLATE = (
-    "this model has no chat template, so it cannot chat: start the server with --chat-template "
-    "(a file or the template itself), send chat_template, or use /v1/completions"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
@@ -51,13 +46,29 @@ class ChatRenderer:
     """Renders and encodes conversations for one vocabulary."""
 
     def __init__(
-        self, vocabulary: Vocabulary, *, seconds: float, allow_special_tokens: bool = False
+        self,
+        vocabulary: Vocabulary,
+        *,
+        seconds: float,
+        allow_special_tokens: bool = False,
+        pools: bool = False,
+        trusts_requests: bool = False,
     ) -> None:
-        """*seconds* bounds one rendering; *allow_special_tokens* honours those clients type."""
+        """*seconds* bounds one rendering; *allow_special_tokens* honours those clients type.
+
+        *pools*, *trusts_requests*: the model gives vectors, requests may bring templates: for what
+        is said where there is no template.
+        """
         self._vocabulary = vocabulary
         self._seconds = seconds
         self._pattern = None if allow_special_tokens else vocabulary.special_pattern
         self._apart = TemplateProcess()
+        self._no_template = (
+            "this model has no chat template, so it cannot chat: start the server with "
+            "--chat-template (a file or the template itself)"
+            + (", send chat_template" if trusts_requests else "")
+            + (", or send input (to /tokenize: prompt)" if pools else ", or use /v1/completions")
+        )
 
     def check_template(self) -> None:
         """Raise ConfigError if the template that ``--chat-template`` gave is not a template."""
@@ -127,7 +138,7 @@ class ChatRenderer:
         if chat.tools and "tool_use" in templates:
             return templates["tool_use"], True
         if "default" not in templates:
-            raise BadRequest(NO_TEMPLATE, param="messages")
+            raise BadRequest(self._no_template, param="messages")
         return templates["default"], True
 
     def _marked(self, value: Any, opening: str, closing: str, key: str = "") -> Any:

@@ -64,6 +64,7 @@ class Prompt:
     token_ids: list[int]
     text: str  # what echo shows
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)  # in the text, of each of ``logprobs``
 
     def take_logprobs(self, entries: list[TokenLogprob]) -> None:
         """Take the entries of the next tokens; what was told before is not told again."""
@@ -118,7 +119,7 @@ class Choice:
     def advance(self, token_id: int, finish: int, entry: TokenLogprob | None) -> None:
         """Take in one row of the engine's news: a token or -1, and a finish code."""
         if token_id >= 0:
-            if finish in (FINISH_EOS, FINISH_STOP_ID):
+            if finish in (FINISH_EOS, FINISH_STOP_ID) and not self._options.include_stop:
                 self.push_hidden(token_id, entry)
             elif self.push(token_id, entry):
                 return
@@ -132,6 +133,7 @@ class Choice:
         start = self._produced
         text, pending = "", False
         if self._detokenizer is not None:
+            start += self._detokenizer.whole_held if entry is not None else 0
             text = self._detokenizer.push(token_id)
             pending = self._detokenizer.pending
         self._produced += len(text)
@@ -185,12 +187,15 @@ class Choice:
         options = self._options
         if not (finished or options.stream):
             return None
-        entries = self._take_entries(finished)
+        taken = self._take_entries(finished)
+        entries, echoed = [each.entry for each in taken], len(self.prompt.text) * options.echo
+        offsets = [each.start + echoed for each in taken]
         text = "".join(self._ready)
         if self._first and options.echo:
             text = self.prompt.text + text
             if options.echo_logprobs and options.logprobs is not None:
                 entries = with_top(self.prompt.logprobs, options.logprobs) + entries
+                offsets = self.prompt.offsets + offsets
         ids_alone = self._token_ids if self._detokenizer is None else ()  # news without any text
         parts = self._parts
         if not (text or entries or finished or ids_alone or (parts and parts.has_news)):
@@ -211,6 +216,7 @@ class Choice:
             if self._first and options.return_token_ids
             else None,
             logprobs=entries if options.logprobs is not None else None,
+            text_offsets=offsets,
             prompt_logprobs=with_top(self.prompt.logprobs, options.prompt_logprobs)
             if self._first and options.prompt_logprobs is not None
             else None,
@@ -277,12 +283,12 @@ class Choice:
         self._entries = deque(w for w in self._entries if w.start < cut or w.end == w.start == cut)
         self._end("stop", match.stop)
 
-    def _take_entries(self, finished: bool) -> list[TokenLogprob]:
+    def _take_entries(self, finished: bool) -> list[_Waiting]:
         taken = []
         entries = self._entries
         while entries:
             end = entries[0].end
             if not finished and (end is None or end > self._emitted):
                 break
-            taken.append(entries.popleft().entry)
+            taken.append(entries.popleft())
         return taken

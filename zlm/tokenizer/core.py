@@ -54,7 +54,7 @@ from zlm.tokenizer.detokenize import detokenizer
 from zlm.tokenizer.grammar_checks import GrammarChecks, token_bytes
 from zlm.tokenizer.grammars import grammar_of_request
 from zlm.tokenizer.load import load_vocabulary
-from zlm.tokenizer.logprobs import entries_by_row, entry
+from zlm.tokenizer.logprobs import entries_by_row, entry, text_offsets
 from zlm.tokenizer.no_vocabulary import NoVocabulary
 from zlm.tokenizer.output_formats import OutputFormats, OutputPlan, unread_grammar
 from zlm.tokenizer.pooling import PoolingRequests, unserved
@@ -95,8 +95,7 @@ class TokenizerCore:
         new grammar is waited for. Raises ModelError or ConfigError when the tokenizer cannot be
         loaded.
         """
-        server = resolved.config.server
-        model = resolved.config.model
+        server, model = resolved.config.server, resolved.config.model
         self.vocabulary = (
             NoVocabulary()
             if model.skip_tokenizer_init
@@ -106,6 +105,8 @@ class TokenizerCore:
             self.vocabulary,
             seconds=server.limits.template_seconds,
             allow_special_tokens=server.allow_special_tokens_in_content,
+            pools=resolved.spec.pooling is not None,
+            trusts_requests=server.trust_request_chat_template,
         )
         if resolved.config.model.chat_template is not None:
             self.renderer.check_template()
@@ -120,8 +121,7 @@ class TokenizerCore:
             end_ids=resolved.spec.eos_token_ids,
         )
         # A model without text has no use for the table, nor need its decoder be one we know.
-        generates = resolved.spec.pooling is None
-        self._table = TokenTable(self.vocabulary if generates else NoVocabulary())
+        self._table = TokenTable(NoVocabulary() if resolved.spec.pooling else self.vocabulary)
         eos_ids = resolved.spec.eos_token_ids
         self._token_bytes = cache(lambda: token_bytes(self.vocabulary, self._table, eos_ids))
         self._grammars = GrammarChecks(
@@ -262,6 +262,8 @@ class TokenizerCore:
         for number, prompt in enumerate(admitted.prompts):
             if admitted.sampling.prompt_logprobs >= 0:
                 prompt.logprobs.append(entry(self._table, prompt.token_ids[0], None, []))
+                skip = message.params.skip_special_tokens
+                prompt.offsets = text_offsets(self._table, prompt.token_ids, prompt.text, skip=skip)
             seq_id = self._next_seq_id
             self._next_seq_id += samples
             for sample in range(samples):
@@ -286,12 +288,10 @@ class TokenizerCore:
         params = message.params
         text = None
         if params.detokenize and not self._resolved.config.model.skip_tokenizer_init:
-            skip = params.skip_special_tokens
-            continues = admitted.continues
             text = detokenizer(
                 self._table,
-                skip_special_tokens=skip,
-                continues=continues,
+                skip_special_tokens=params.skip_special_tokens,
+                continues=admitted.continues,
                 shown=frozenset() if plan is None else plan.shown,
             )
         parts = None if plan is None or text is None else plan.parts()

@@ -25,11 +25,14 @@ class Detokenizer(Protocol):
     """One sequence's text as its tokens arrive. Owns what is held back.
 
     The texts that ``push`` and ``flush`` return, joined, are the decode of all ids pushed.
-    ``pending`` tells whether a token was taken of whose text something is still held back.
+    ``pending`` tells whether a token was taken of whose text something is still held back,
+    ``whole_held`` how many whole characters are.
     """
 
     @property
     def pending(self) -> bool: ...
+    @property
+    def whole_held(self) -> int: ...
     def push(self, token_id: int) -> str: ...
     def flush(self) -> str: ...
 
@@ -66,6 +69,10 @@ class _ByteDetokenizer:
     def pending(self) -> bool:
         return bool(self._held)
 
+    @property
+    def whole_held(self) -> int:
+        return 0
+
     def push(self, token_id: int) -> str:
         if not self._held:
             whole: str | None = self._texts[token_id]
@@ -96,6 +103,10 @@ class _TextDetokenizer:
     @property
     def pending(self) -> bool:
         return bool(self._run)
+
+    @property
+    def whole_held(self) -> int:
+        return len(utf_8_decode(self._run, "replace", False)[0])
 
     def push(self, token_id: int) -> str:
         if token_id in self._hidden:

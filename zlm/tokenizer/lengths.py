@@ -61,10 +61,11 @@ def check_prompt(
     generate: bool = True,
     at_least: bool = False,
     param: str = "prompt",
+    what: str | None = None,
 ) -> None:
     """Raise TooLong if the prompt alone fills the context, or (not *generate*) exceeds it.
 
-    *at_least* says that the number is a lower bound.
+    *at_least* says that the number is a lower bound. *what* has the tokens, if not *param* alone.
     """
     limit = max_model_len - 1 if generate else max_model_len
     if num_prompt_tokens <= limit:
@@ -72,7 +73,7 @@ def check_prompt(
     count = f"at least {num_prompt_tokens}" if at_least else str(num_prompt_tokens)
     reason = ", which leaves no room to generate" if num_prompt_tokens == max_model_len else ""
     raise TooLong(
-        f"{param} has {count} tokens, {context_length(max_model_len)}{reason}",
+        f"{what or param} has {count} tokens, {context_length(max_model_len)}{reason}",
         param=param,
     )
 

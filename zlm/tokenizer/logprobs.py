@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from zlm.messages import LogprobColumns, TokenLogprob
+from zlm.tokenizer.detokenize import detokenizer
 from zlm.tokenizer.token_table import TokenTable
 
 LOWEST = -9999.0  # stands for impossible: JSON has no infinity
@@ -42,6 +43,29 @@ def entry(
     return TokenLogprob(
         token_id, table.name(token_id), table.shown_bytes(token_id), logprob, top, rank
     )
+
+
+def text_offsets(
+    table: TokenTable, token_ids: Sequence[int], text: str, *, skip: bool
+) -> list[int]:
+    """Return how many characters of a prompt's *text* stand before each of its tokens.
+
+    *skip*: special tokens are not in it, unless they were typed. Where it still is not what the
+    tokens make, a BOS was put before it, or its first space is none of its own.
+    """
+    offsets: list[int] = []
+    end = -1
+    for hides in (True, False) if skip else (False,):
+        if end == len(text):
+            break
+        shown = detokenizer(table, skip_special_tokens=hides)
+        offsets, end = [], 0
+        for token_id in token_ids:
+            offsets.append(end + shown.whole_held)
+            end += len(shown.push(token_id))
+        end += len(shown.flush())
+    surplus = end - len(text)
+    return [min(max(offset - surplus, 0), len(text)) for offset in offsets]
 
 
 def with_top(entries: Sequence[TokenLogprob], count: int) -> list[TokenLogprob]:

@@ -178,6 +178,8 @@ class OutputFormats:
         place: Place = "before"
         if reasoning is not None:
             place = self._place(message.chat, prompt_ids, reasoning)
+            if place == "behind":
+                reasoning = reasoning._replace(assumed=False)
         native = TOOL_FORMATS[self._tool_name(template)]
         tools = tools_of(message, native, place)
         if reasoning is None and tools is None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from zlm.config import PoolingSpec, Resolved
 from zlm.engine.news import vectors_of
-from zlm.errors import BadRequest, TooLong, ZlmError
+from zlm.errors import BadRequest, ZlmError
 from zlm.messages import (
     ChatPrompt,
     Pool,
@@ -220,22 +220,27 @@ class PoolingRequests:
         prefix = self._prefix(params.prompt_name)
         inputs = []
         for number, prompt in enumerate(message.prompts):
+            name = message.names[number] if message.names else "input"
             if message.seconds:
                 each = self._pair(prompt, message.seconds[number], keep)
             elif isinstance(prompt, str):
                 special = message.add_special_tokens
-                each = _Input(self._text(prefix + prompt, special, limit, keep))
+                if keep is None:
+                    least = self._vocabulary.least_tokens(prefix + prompt)
+                    check_prompt(least, limit, generate=False, at_least=True, param=name)
+                each = _Input(self._text(prefix + prompt, special, keep))
             else:
-                check_ids("input", prompt, self._resolved.spec.vocab_size)
+                check_ids(name, prompt, self._resolved.spec.vocab_size)
                 each = _Input(list(prompt) if keep is None else prompt[:keep])
-            inputs.append(self._checked(each, limit, "input"))
+            inputs.append(self._checked(each, limit, name, is_pair=bool(message.seconds)))
         return inputs
 
-    def _checked(self, given: _Input, limit: int, param: str) -> _Input:
+    def _checked(self, given: _Input, limit: int, param: str, *, is_pair: bool = False) -> _Input:
         """Return *given*; raise, naming *param*, if it is empty, too long, or holds a wrong id."""
         if not given.token_ids:
             raise BadRequest(f"{param} must not be empty: it has no tokens", param=param)
-        check_prompt(len(given.token_ids), limit, generate=False, param=param)
+        what = f"{param} with its pair" if is_pair else param
+        check_prompt(len(given.token_ids), limit, generate=False, param=param, what=what)
         check_ids(param, given.token_ids, self._resolved.spec.vocab_size)
         return given
 
@@ -252,15 +257,8 @@ class PoolingRequests:
             )
         return prompts[name]
 
-    def _text(self, text: str, special: bool, limit: int, keep: int | None) -> list[int]:
+    def _text(self, text: str, special: bool, keep: int | None) -> list[int]:
         vocabulary = self._vocabulary
-        if keep is None:
-            least = vocabulary.least_tokens(text)
-            if least > limit:
-                raise TooLong(
-                    f"input has at least {least} tokens, the context length is {limit} tokens",
-                    param="input",
-                )
         ids = vocabulary.encode(text, add_special_tokens=special)
         if keep is None or len(ids) <= keep:
             return ids

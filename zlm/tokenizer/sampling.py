@@ -8,12 +8,15 @@ import hashlib
 import random
 from array import array
 from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
 from zlm.config import ModelSpec
-from zlm.errors import BadRequest
+from zlm.errors import BadRequest, clip
 from zlm.messages import SamplingSpec
 from zlm.sampling_params import GREEDY_BELOW, SamplingParams
-from zlm.tokenizer.vocabulary import Vocabulary
+
+if TYPE_CHECKING:  # the front end names ids as this module does, and loads no tokenizer
+    from zlm.tokenizer.vocabulary import Vocabulary
 
 _TWO_64 = 1 << 64
 
@@ -45,9 +48,14 @@ def check_ids(name: str, ids: Collection[int], vocab_size: int) -> None:
     """Raise BadRequest, naming the field and the limit, for an id out of the vocabulary."""
     if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
         return
+    raise out_of_vocabulary(name, ids, vocab_size)
+
+
+def out_of_vocabulary(name: str, ids: Collection[int], vocab_size: int) -> BadRequest:
+    """Return the error for the first of *ids* that is out of the vocabulary."""
     token_id = next(i for i in ids if not 0 <= i < vocab_size)
-    raise BadRequest(
-        f"{name} has token id {token_id}, which is out of vocabulary: "
+    return BadRequest(
+        f"{name} has token id {clip(token_id)}, which is out of vocabulary: "
         f"ids of this model are 0 to {vocab_size - 1}",
         param=name,
     )
@@ -56,7 +64,7 @@ def check_ids(name: str, ids: Collection[int], vocab_size: int) -> None:
 def sampling_spec(
     params: SamplingParams,
     spec: ModelSpec,
-    vocabulary: Vocabulary,
+    vocabulary: "Vocabulary",
     *,
     prompt_logprobs: int | None,
 ) -> SamplingSpec:
@@ -116,7 +124,7 @@ def _first(*values: float | None) -> float:
     return next(value for value in values if value is not None)
 
 
-def _bad_words(words: list[str], vocabulary: Vocabulary) -> list[list[int]]:
+def _bad_words(words: list[str], vocabulary: "Vocabulary") -> list[list[int]]:
     """Return the token sequences of *words*, each as it stands within a word and behind a space."""
     found: dict[tuple[int, ...], None] = {}
     for word in words:

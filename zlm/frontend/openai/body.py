@@ -89,6 +89,13 @@ def _in_words(problem: str) -> str:
     return f"expected {' or '.join(wanted or ['null'])}{got}"
 
 
+def mistyped(where: str, wanted: str, value: Any) -> BadRequest:
+    """Return the error for a *value* that stands at *where* and is not *wanted*, or is missing."""
+    if value is None:
+        return BadRequest(f"{where} is required", param=where)
+    return BadRequest(f"{where} must be {wanted}, got {clip(repr(value))}", param=where)
+
+
 def check_depth(value: Any, param: str, limit: int = MAX_DEPTH) -> None:
     """Raise BadRequest if *value*, which is passed on as it is, is nested deeper than *limit*."""
     level = [value]

@@ -6,15 +6,16 @@ from zlm.config import Resolved
 from zlm.errors import BadRequest, clip
 from zlm.frontend.openai import fields, logprobs
 from zlm.frontend.openai.answer import AnswerHead
-from zlm.frontend.openai.body import BodyDecoder, check_depth
+from zlm.frontend.openai.body import BodyDecoder, check_depth, mistyped
 from zlm.frontend.openai.messages import ConversationFields, conversation, strict_keys
 from zlm.frontend.openai.tools import tool_request
 from zlm.messages import ChatPrompt, Delta, Generate, ToolCallDelta
-from zlm.sampling_params import SamplingLimits, SamplingParams
+from zlm.sampling_params import SamplingParams
 
 KIND = "chat.completion"
 CHUNK_KIND = "chat.completion.chunk"
 ROLE = "assistant"
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 class ChatRequest(fields.CommonFields, kw_only=True):
@@ -70,7 +71,9 @@ def generate(
     tools = tool_request(
         request.tools, request.tool_choice, parallel=request.parallel_tool_calls is not False
     )
-    limits = resolved.config.server.limits.sampling
+    if request.reasoning_effort not in (None, *EFFORTS):
+        wanted = f"one of {', '.join(EFFORTS)}"
+        raise mistyped("reasoning_effort", wanted, request.reasoning_effort)
     max_tokens, name = request.max_tokens, "max_tokens"
     if request.max_completion_tokens is not None:
         max_tokens, name = request.max_completion_tokens, "max_completion_tokens"
@@ -88,7 +91,7 @@ def generate(
             documents=request.documents,
             reasoning_effort=request.reasoning_effort,
         ),
-        params=_sampling_params(request, limits, max_tokens, name),
+        params=_sampling_params(request, resolved, max_tokens, name),
         stream=request.wants_stream(),
         echo=bool(request.echo),
         return_token_ids=bool(request.return_token_ids),
@@ -103,12 +106,13 @@ def generate(
 
 
 def _sampling_params(
-    request: ChatRequest, limits: SamplingLimits, max_tokens: int | None, name: str
+    request: ChatRequest, resolved: Resolved, max_tokens: int | None, name: str
 ) -> SamplingParams:
     """Return the checked parameters; *name* is what errors call *max_tokens*."""
-    logprobs = _num_logprobs(request, limits.max_logprobs)
+    server = resolved.config.server
+    logprobs = _num_logprobs(request, server.limits.sampling.max_logprobs)
     try:
-        return fields.sampling_params(request, limits, max_tokens=max_tokens, logprobs=logprobs)
+        return fields.sampling_params(request, server, max_tokens=max_tokens, logprobs=logprobs)
     except BadRequest as error:
         if name != "max_tokens" and "max_tokens" in error.message:
             param = name if error.param == "max_tokens" else error.param

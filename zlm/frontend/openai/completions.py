@@ -39,14 +39,14 @@ def generate(
     max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     if max_tokens == 0 and not request.echo:
         raise BadRequest("max_tokens 0 makes sense only with echo: true", param="max_tokens")
-    limits = resolved.config.server.limits
-    prompts = prompts_of(request.prompt, limits.max_prompts)
+    server = resolved.config.server
+    prompts = prompts_of(request.prompt, server.limits.max_prompts)
     return Generate(
         request_id=request_id,
         arrival=arrival,
         prompts=prompts,
         params=fields.sampling_params(
-            request, limits.sampling, max_tokens=max_tokens, logprobs=request.logprobs
+            request, server, max_tokens=max_tokens, logprobs=request.logprobs
         ),
         stream=request.wants_stream(),
         echo=bool(request.echo),
@@ -80,14 +80,13 @@ def prompts_of(
 
 
 class CompletionForm:
-    """How deltas become completion choices. Keeps the text offset of each choice's stream."""
+    """How deltas become completion choices."""
 
     def __init__(self, request: CompletionRequest, model: str) -> None:
         self._head = AnswerHead.new("cmpl", model)
         self.id = self._head.id
         self._alternatives = request.logprobs or 0
         self._as_ids = bool(request.return_tokens_as_token_ids)
-        self._offsets: dict[int, int] = {}
 
     def chunk(self, delta: Delta, *, first: bool) -> dict[str, Any]:
         return self._body([self._choice(delta)])
@@ -120,10 +119,10 @@ class CompletionForm:
             "stop_reason": delta.stop_reason,
         }
         if delta.logprobs is not None:
-            choice["logprobs"], self._offsets[delta.index] = logprobs.completion_shape(
+            choice["logprobs"] = logprobs.completion_shape(
                 delta.logprobs,
                 alternatives=self._alternatives,
-                offset=self._offsets.get(delta.index, 0),
+                offsets=delta.text_offsets,
                 as_ids=self._as_ids,
             )
         if delta.token_ids is not None:

@@ -38,7 +38,8 @@ DESCRIPTIONS = {
     "stop": "Strings that end the answer and are left out of it.",
     "stop_token_ids": "Token ids that end the answer.",
     "bad_words": "Words that are never produced.",
-    "include_stop_str_in_output": "Leave the stop string in the text.",
+    "include_stop_str_in_output": "Leave the stop string, or the text of the token that ended the "
+    "answer, in it.",
     "ignore_eos": "Go on past the model's end tokens.",
     "logprobs": "Completions: likeliest tokens to tell beside each token. Chat: true tells the "
     "tokens' log-probabilities.",
@@ -62,7 +63,8 @@ DESCRIPTIONS = {
     "chat_template": "A Jinja template; taken only with --trust-request-chat-template.",
     "chat_template_kwargs": "Further variables of the chat template.",
     "documents": "Given to the chat template as documents.",
-    "reasoning_effort": "Given to the chat template as reasoning_effort.",
+    "reasoning_effort": "none, minimal, low, medium, high, xhigh or max: given to the chat "
+    "template as reasoning_effort.",
     "user": "Accepted, changes nothing.",
     "metadata": "Accepted, changes nothing.",
     "store": "Accepted; nothing is stored.",

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from zlm.config import Resolved
+from zlm.config import Resolved, ServerOptions
 from zlm.errors import BadRequest, NotFound, clip
 from zlm.frontend.openai import structured
 from zlm.frontend.openai.body import check_depth
-from zlm.sampling_params import SamplingLimits, SamplingParams
+from zlm.sampling_params import SamplingParams
 
 MAX_SALT_CHARACTERS = 256
 MAX_TIMEOUT_SECONDS = 86400
@@ -146,7 +146,8 @@ def stream_options(fields: CommonFields, unknown_fields: str) -> StreamOptions:
             if unknown_fields == "ignore":
                 continue
             known = ", ".join(STREAM_OPTIONS)
-            raise BadRequest(f"unknown field {param}, known are {known}", param=param)
+            message = f"unknown field {param}, known are {known}"
+            raise BadRequest(message, param=param, code="unknown_field")
         if value is not None and not isinstance(value, bool):
             raise BadRequest(f"{param} must be true or false, got {clip(value)}", param=param)
     return StreamOptions(
@@ -168,21 +169,23 @@ def model_name(asked: str | None, resolved: Resolved) -> str:
 
 def sampling_params(
     fields: CommonFields,
-    limits: SamplingLimits,
+    server: ServerOptions,
     *,
     max_tokens: int | None,
     logprobs: int | None,
 ) -> SamplingParams:
     """Return the checked parameters of *fields*; raise BadRequest for a value out of range."""
     given = {name: getattr(fields, name) for name in _SAMPLING}
+    strict = server.unknown_fields != "ignore"
+    form = structured.params(fields.response_format, fields.structured_outputs, strict=strict)
     params = SamplingParams(
         **{name: value for name, value in given.items() if value is not None},
         max_tokens=max_tokens,
         logprobs=logprobs,
         logit_bias=_logit_bias(fields.logit_bias),
-        structured_outputs=structured.params(fields.response_format, fields.structured_outputs),
+        structured_outputs=form,
     )
-    params.check(limits)
+    params.check(server.limits.sampling)
     return params
 
 

@@ -24,17 +24,13 @@ def shown(entry: TokenLogprob | tuple[int, str, bytes, float], as_ids: bool) -> 
 
 
 def completion_shape(
-    entries: list[TokenLogprob], *, alternatives: int, offset: int, as_ids: bool
-) -> tuple[dict[str, Any], int]:
-    """Return the ``logprobs`` object of a completion, and the offset after its last token.
+    entries: list[TokenLogprob], *, alternatives: int, offsets: list[int], as_ids: bool
+) -> dict[str, Any]:
+    """Return the ``logprobs`` object of a completion.
 
-    *offset* is that of the first token, in characters from the start of the returned text.
+    *offsets*: of each token, in characters from the start of the returned text.
     With *alternatives* 0 there is no ``top_logprobs``; else each entry also holds the token itself.
     """
-    offsets = []
-    for entry in entries:
-        offsets.append(offset)
-        offset += len(entry.token)
     top: list[dict[str, float] | None] | None = None
     if alternatives:
         top = [_by_text(entry, as_ids) for entry in entries]
@@ -44,7 +40,7 @@ def completion_shape(
         "token_logprobs": [None if value is None else finite(value) for value in logprobs],
         "tokens": [shown(entry, as_ids) for entry in entries],
         "top_logprobs": top,
-    }, offset
+    }
 
 
 def _by_text(entry: TokenLogprob, as_ids: bool) -> dict[str, float] | None:

@@ -8,7 +8,7 @@ import difflib
 from typing import Any, Protocol
 
 from zlm.errors import BadRequest, clip
-from zlm.frontend.openai.body import check_depth
+from zlm.frontend.openai.body import check_depth, mistyped
 
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _MAY_LACK_CONTENT = ("assistant",)
@@ -75,7 +75,7 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
             check_depth(value, f"{where}.{clip(key)}")
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise BadRequest(f"{where}.role must be a string, got {clip(role)}", param=f"{where}.role")
+        raise mistyped(f"{where}.role", "a string", role)
     if "tool_calls" in message:
         message = _with_calls(message, where)
     content = message.get("content")
@@ -90,8 +90,7 @@ def _with_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
     if not calls and (calls is None or isinstance(calls, list)):
         return {key: value for key, value in message.items() if key != "tool_calls"}
     if not isinstance(calls, list):
-        param = f"{where}.tool_calls"
-        raise BadRequest(f"{param} must be a list, got {clip(calls)}", param=param)
+        raise mistyped(f"{where}.tool_calls", "a list", calls)
     for i, call in enumerate(calls):
         param = f"{where}.tool_calls[{i}].function"
         function = call.get("function") if isinstance(call, dict) else None
@@ -99,20 +98,15 @@ def _with_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
             raise BadRequest(f"{param} must be an object with a name", param=param)
         arguments = function.get("arguments")
         if not isinstance(arguments, (str, dict, type(None))):
-            param = f"{param}.arguments"
-            message_text = f"{param} must be a string of JSON, got {clip(arguments)}"
-            raise BadRequest(message_text, param=param)
+            raise mistyped(f"{param}.arguments", "a string of JSON", arguments)
     return message
 
 
 def _content(content: Any, role: str, where: str) -> str | list[dict[str, Any]]:
-    if content is None:
-        if role in _MAY_LACK_CONTENT:
-            return ""
-        raise BadRequest(f"{where} is required", param=where)
+    if content is None and role in _MAY_LACK_CONTENT:
+        return ""
     if not isinstance(content, list):
-        message = f"{where} must be a string or a list of parts, got {clip(content)}"
-        raise BadRequest(message, param=where)
+        raise mistyped(where, "a string or a list of parts", content)
     return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
 
 
@@ -120,13 +114,12 @@ def _part(part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict):
-        raise BadRequest(f"{where} must be a text part, got {clip(part)}", param=where)
+        raise mistyped(where, "a text part", part)
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in _TEXT_PARTS:
-        message = f"{where} is of type {clip(kind)}: this model takes text parts only"
+        message = f"{where} is of type {clip(repr(kind))}: this model takes text parts only"
         raise BadRequest(message, param=where)
     text = part.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):
-        name = f"{where}.{_TEXT_PARTS[kind]}"
-        raise BadRequest(f"{name} must be a string, got {clip(text)}", param=name)
+        raise mistyped(f"{where}.{_TEXT_PARTS[kind]}", "a string", text)
     return {"type": "text", "text": text}

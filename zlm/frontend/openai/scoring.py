@@ -48,15 +48,15 @@ rerank_decoder = BodyDecoder(RerankRequest)
 
 def score_pairs(request: ScoreRequest, most: int) -> Pairs:
     """Return the texts of *request*; raise BadRequest, naming the field, if they do not match."""
-    firsts = _texts("text_1", request.text_1, "queries", request.queries, most)
-    seconds = _texts("text_2", request.text_2, "documents", request.documents, most)
+    first, firsts = _texts("text_1", request.text_1, "queries", request.queries, most)
+    second, seconds = _texts("text_2", request.text_2, "documents", request.documents, most)
     if len(firsts) not in (1, len(seconds)):
         raise BadRequest(
-            f"text_1 has {len(firsts)} texts and text_2 {len(seconds)}: give one text_1 for all, "
-            "or as many",
-            param="text_1",
+            f"{first} has {len(firsts)} texts and {second} {len(seconds)}: give one {first} for "
+            "all, or as many",
+            param=first,
         )
-    return Pairs(firsts, seconds)
+    return Pairs(firsts, seconds, (first, second))
 
 
 def rerank_pairs(request: RerankRequest, most: int) -> Pairs:
@@ -72,7 +72,7 @@ def rerank_pairs(request: RerankRequest, most: int) -> Pairs:
     if request.top_n is not None and request.top_n < 0:
         raise BadRequest(f"top_n must not be negative, got {request.top_n}", param="top_n")
     texts = [each if isinstance(each, str) else each.text for each in request.documents]
-    return Pairs([request.query], texts)
+    return Pairs([request.query], texts, ("query", "documents"))
 
 
 def pool(
@@ -82,14 +82,15 @@ def pool(
     pooling = resolved.spec.pooling or PoolingSpec()
     params = PoolingParams(truncate_prompt_tokens=request.truncate_prompt_tokens)
     params.check()
-    prompts, seconds = pooled_texts(pairs, pooling)
+    texts = pooled_texts(pairs, pooling)
     return Pool(
         request_id=request_id,
         arrival=arrival,
-        prompts=prompts,
+        prompts=texts.prompts,
         params=params,
-        seconds=seconds,
+        seconds=texts.seconds,
         priority=fields.priority(request.priority),
+        names=texts.names,
     )
 
 
@@ -140,15 +141,17 @@ def _scores(pooled: Pooled, num_pairs: int, is_cross_encoder: bool) -> list[floa
 
 def _texts(
     name: str, given: Texts | None, other_name: str, other: Texts | None, most: int
-) -> list[str]:
+) -> tuple[str, list[str]]:
+    """Return the name that was used, and the texts."""
     if given is not None and other is not None:
         raise BadRequest(f"give {name} or {other_name}, not both", param=other_name)
     found = given if given is not None else other
     if found is None:
         raise BadRequest(f"{name} is required", param=name)
+    name = other_name if given is None else name
     texts = [found] if isinstance(found, str) else found
     if not texts:
         raise BadRequest(f"{name} must not be an empty list", param=name)
     if len(texts) > most:
         raise BadRequest(f"{name} has {len(texts)} texts, the limit is {most}", param=name)
-    return texts
+    return name, texts

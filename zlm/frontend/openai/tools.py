@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from zlm.errors import BadRequest, clip
-from zlm.frontend.openai.body import check_depth
+from zlm.frontend.openai.body import check_depth, mistyped
 from zlm.messages import Grammar, ToolOptions
 
 MAX_TOOLS = 128
@@ -60,31 +60,22 @@ def _functions(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     for i, tool in enumerate(tools):
         where = f"tools[{i}]"
         if tool.get("type", "function") != "function":
-            message = f"{where}.type must be 'function', got {clip(tool['type'])}"
-            raise BadRequest(message, param=f"{where}.type")
+            raise mistyped(f"{where}.type", "'function'", tool["type"])
         function = tool.get("function")
         if not isinstance(function, dict):
-            message = f"{where}.function must be an object, got {clip(function)}"
-            raise BadRequest(message, param=f"{where}.function")
+            raise mistyped(f"{where}.function", "an object", function)
         name = function.get("name")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise BadRequest(
-                f"{where}.function.name must be 1 to 128 of A-Z a-z 0-9 _ . : / -, "
-                f"got {clip(name)}",
-                param=f"{where}.function.name",
-            )
+            raise mistyped(f"{where}.function.name", "1 to 128 of A-Z a-z 0-9 _ . : / -", name)
         if name in functions:
-            message = f"{where}.function.name: two functions are called {clip(name)}"
+            message = f"{where}.function.name: two functions are called {name!r}"
             raise BadRequest(message, param=f"{where}.function.name")
         parameters = function.get("parameters")
         if parameters is not None and not isinstance(parameters, dict):
-            field = f"{where}.function.parameters"
-            message = f"{field} must be a JSON schema, got {clip(parameters)}"
-            raise BadRequest(message, param=field)
+            raise mistyped(f"{where}.function.parameters", "a JSON schema", parameters)
         strict = function.get("strict")
         if strict is not None and not isinstance(strict, bool):
-            field = f"{where}.function.strict"
-            raise BadRequest(f"{field} must be true or false, got {clip(strict)}", param=field)
+            raise mistyped(f"{where}.function.strict", "true or false", strict)
         functions[name] = function
     return functions
 
@@ -102,8 +93,7 @@ def _choice(choice: Any, names: list[str]) -> tuple[str, list[str]]:
         return "named", [_listed(name, names, "tool_choice.function.name")]
     if kind == "allowed_tools":
         return _allowed(choice.get("allowed_tools", choice), names)
-    message = f"tool_choice must be {_FUNCTION_CHOICE}, got {clip(choice)}"
-    raise BadRequest(message, param="tool_choice")
+    raise mistyped("tool_choice", _FUNCTION_CHOICE, choice)
 
 
 def _allowed(allowed: Any, names: list[str]) -> tuple[str, list[str]]:
@@ -123,9 +113,9 @@ def _allowed(allowed: Any, names: list[str]) -> tuple[str, list[str]]:
 
 def _listed(name: Any, names: list[str], param: str) -> str:
     if not isinstance(name, str):
-        raise BadRequest(f"{param} must be a string, got {clip(name)}", param=param)
+        raise mistyped(param, "a string", name)
     if name not in names:
-        raise BadRequest(f"{param}: no tool is called {clip(name)}", param=param)
+        raise BadRequest(f"{param}: no tool is called {clip(repr(name))}", param=param)
     return name
 
 
