@@ -53,7 +53,8 @@ class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 def api_key(text: str, *, admin: bool = False, flag: str = "--api-key") -> ApiKey:
     """Return the key *text*; raise ConfigError, without repeating it, if no header can hold it."""
     if not (text and text.isascii() and text.isprintable() and " " not in text):
-        raise ConfigError(f"{flag}: a key is printable ASCII without spaces, and not empty")
+        what = f"{flag}: a key" if flag else "a key"
+        raise ConfigError(f"{what} must be printable ASCII without spaces, and not empty")
     return ApiKey(sha256=sha256(text.encode()).hexdigest(), admin=admin)
 
 
@@ -68,7 +69,7 @@ def read_key_file(path: str) -> tuple[ApiKey, ...]:
     Raises ConfigError with the number of the line that is wrong, and nothing of what is in it.
     """
     try:
-        content = Path(path).read_bytes()[: MAX_KEY_BYTES + 1].decode("utf-8")
+        content = Path(path).read_bytes()[: MAX_KEY_BYTES + 1].decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--api-key-file {path}: {_reason(error)}") from None
     if len(content) > MAX_KEY_BYTES:
@@ -94,7 +95,7 @@ def read_key_file(path: str) -> tuple[ApiKey, ...]:
 def _read_line(line: str) -> ApiKey | None:
     if not line.startswith("{"):
         text = line.partition("#")[0].strip()
-        return api_key(text, flag="a line") if text else None
+        return api_key(text, flag="") if text else None
     try:
         given = msgspec.json.decode(line, type=_Line)
     except msgspec.DecodeError as error:  # msgspec names the field and the types, not the value

@@ -19,9 +19,9 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield running
 
 
-@pytest.mark.parametrize("role", ["engine", "worker", "tokenizer"])
+@pytest.mark.parametrize("role", ["supervisor", "engine", "worker", "tokenizer"])
 def test_case_95_a_stopped_process_turns_health_to_503_and_back(server: Server, role: str) -> None:
-    pid = server.pid_of(role)
+    pid = server.process.pid if role == "supervisor" else server.pid_of(role)
     os.kill(pid, signal.SIGSTOP)
     try:
         limit = HEALTH_SECONDS + SLACK_SECONDS

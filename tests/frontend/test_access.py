@@ -95,7 +95,7 @@ def test_a_key_file_that_changes_is_read_again(make_house, key_file, caplog):
     house = make_house(api_key_file=str(key_file))
     assert house.post("/v1/completions", BODY, bearer("plain")).status == 200
     assert house.post("/v1/completions", BODY, bearer("new")).status == 401
-    key_file.write_text("new\n")
+    key_file.write_text("\ufeffnew\n")
     house.server.gate.refresh()
     assert house.post("/v1/completions", BODY, bearer("plain")).status == 401
     assert house.post("/v1/completions", BODY, bearer("new")).status == 200
@@ -116,7 +116,7 @@ def test_a_key_file_that_changes_is_read_again(make_house, key_file, caplog):
     [
         ("", "there is no key in it"),
         ("# only words\n", "there is no key in it"),
-        ("a key\n", "line 1: a line: a key is printable ASCII without spaces"),
+        ("a key\n", "line 1: a key must be printable ASCII without spaces"),
         ('x\n{"key": "topsecret", "requests": 1}', "line 2: Object contains unknown field"),
         ('{"key": "topsecret", "sha256": "00"}', "give either key or sha256"),
         ('{"name": "ann"}', "give either key or sha256"),

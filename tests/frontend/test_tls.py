@@ -187,9 +187,11 @@ def test_an_open_connection_outlives_a_renewal(running, authority, pair, tmp_pat
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"ssl_certfile": "/nonexistent"}, "--ssl-certfile /nonexistent"),
-        ({"ssl_keyfile": __file__}, "--ssl-keyfile"),
-        ({"ssl_certfile": __file__}, "--ssl-certfile"),
+        ({"ssl_certfile": "/nonexistent"}, "--ssl-certfile /nonexistent: No such file"),
+        ({"ssl_keyfile": "/nonexistent"}, "--ssl-keyfile /nonexistent: No such file"),
+        ({"ssl_keyfile": None}, "server.pem: there is no private key in it: give --ssl-keyfile"),
+        ({"ssl_keyfile": __file__}, "test_tls.py: there is no private key in it"),
+        ({"ssl_certfile": __file__}, "test_tls.py: there is no certificate in it"),
         ({"ssl_ca_certs": __file__, "ssl_cert_reqs": "required"}, "--ssl-ca-certs"),
         ({"ssl_ciphers": "none at all"}, "--ssl-ciphers none at all"),
     ],
@@ -201,12 +203,20 @@ def test_what_is_wrong_is_told_before_anything_loads(pair, change, words):
     assert words in refused.value.message
 
 
-def test_a_key_with_a_password_is_told(authority, pair, tmp_path):
+@pytest.mark.parametrize("form", ["ec", "pkey"])
+def test_a_key_with_a_password_is_told(pair, tmp_path, form):
     locked = tmp_path / "locked.key"
-    command = ["openssl", "ec", "-in", str(pair[1]), "-aes128", "-passout", "pass:x"]
+    command = ["openssl", form, "-in", str(pair[1]), "-aes128", "-passout", "pass:x"]
     subprocess.run([*command, "-out", str(locked)], check=True, capture_output=True)
     options = ServerOptions(port=0, ssl_certfile=str(pair[0]), ssl_keyfile=str(locked))
     with pytest.raises(ConfigError, match="has a password"):
+        open_listener(options, {})
+
+
+def test_another_certificate_s_key_is_told(authority, pair, tmp_path):
+    _, other = authority.issue(tmp_path, "other")
+    options = ServerOptions(port=0, ssl_certfile=str(pair[0]), ssl_keyfile=str(other))
+    with pytest.raises(ConfigError, match=r"other\.key: the key is not the certificate's$"):
         open_listener(options, {})
 
 

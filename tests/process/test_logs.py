@@ -62,6 +62,27 @@ def test_level_comes_from_the_environment(level: str, expected: list[str]) -> No
     assert [line.split(" engine ", 1)[1] for line in done.stderr.splitlines()] == expected
 
 
+def test_a_line_that_a_full_disk_cut_does_not_run_into_the_next(tmp_path: Path) -> None:
+    code = (
+        "import logging, resource\n"
+        "from zlm.process.logs import start_logging\n"
+        "start_logging('engine')\n"
+        "limit = lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, -1))\n"
+        "limit(100)\n"
+        "for word in 'first', 'second' * 9, 'third':\n"
+        "    logging.error(word)\n"
+        "limit(1000)\n"
+        "logging.error('fourth'); logging.error('fifth')"
+    )
+    with (tmp_path / "log").open("a+") as log:
+        subprocess.run([sys.executable, "-c", code], stderr=log, check=True)
+        log.seek(0)
+        first, cut, *after = log.read().splitlines()
+    assert first.endswith("first") and "second" in cut and len(f"{first}\n{cut}") == 100
+    told = "lines of this log that were lost before: 2 (File too large)"
+    assert [line.split(" engine ", 1)[1] for line in after] == ["fourth", told, "fifth"]
+
+
 def test_a_record_as_json_is_one_line_with_its_fields() -> None:
     try:
         raise ValueError("a\nb")

@@ -18,6 +18,7 @@ from zlm.process.runtime import (
     RuntimeDirectory,
     candidates,
     remove_stale,
+    temporary,
 )
 
 
@@ -62,17 +63,37 @@ def test_no_place_at_all_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> No
         RuntimeDirectory({})
 
 
-def test_directories_of_the_dead_are_removed_and_of_the_living_kept(tmp_path: Path) -> None:
+def left_by_a_killed(expression: str, **environment: str) -> Path:
+    """Return the directory that *expression* made in a process that was killed then."""
     code = (
         "import os\n"
-        "from zlm.process.runtime import RuntimeDirectory\n"
-        "print(RuntimeDirectory().path, flush=True)\n"
+        "from zlm.process.runtime import RuntimeDirectory, temporary\n"
+        f"print({expression}, flush=True)\n"
         "os.kill(os.getpid(), 9)"
     )
-    environment = {**os.environ, "RUNTIME_DIRECTORY": str(tmp_path)}
-    command = [sys.executable, "-c", code]
-    killed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    stale = Path(killed.stdout.strip())
+    killed = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return Path(killed.stdout.strip())
+
+
+def test_a_temporary_directory_of_the_dead_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = left_by_a_killed("(held := temporary('zlm-bench-')).__enter__()", TMPDIR=str(tmp_path))
+    assert stale.parent == tmp_path and stale.is_dir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with temporary("zlm-bench-") as first, temporary("zlm-bench-") as second:
+        assert not stale.exists() and first.is_dir() and second.is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directories_of_the_dead_are_removed_and_of_the_living_kept(tmp_path: Path) -> None:
+    stale = left_by_a_killed("RuntimeDirectory().path", RUNTIME_DIRECTORY=str(tmp_path))
     assert stale.parent == tmp_path and stale.is_dir()
     link = tmp_path / "zlm-linklink"
     link.symlink_to(tmp_path)

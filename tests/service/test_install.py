@@ -59,6 +59,29 @@ def test_installs_and_does_nothing_the_second_time(tmp_path: Path) -> None:
     assert files(tmp_path) == found
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ([], "zlm listens on 127.0.0.1 alone"),
+        (["--host=::1", "--port", "80"], "zlm listens on ::1 alone"),
+        (["--uds", "/run/x.sock"], ""),
+        (["--config", "/etc/zlm/zlm.yaml"], "to let a network in: ufw allow"),
+    ],
+)
+def test_what_is_told_of_the_firewall(tmp_path: Path, flags: list[str], told: str) -> None:
+    said = install(tmp_path, "--allow-from", "10.0.0.0/8", "m", *flags).stdout
+    assert told in said and ("ufw" in said) == ("ufw" in told)
+    assert told or "listens" not in said
+
+
+@pytest.mark.parametrize("flag", ["--api-key sk-mine", "--admin-api-key=sk-mine"])
+def test_a_key_among_the_flags_is_warned_of(tmp_path: Path, flag: str) -> None:
+    done = install(tmp_path, "m", *flag.split())
+    assert done.returncode == 0 and "sk-mine" not in done.stdout + done.stderr
+    assert "secrets.env" in done.stderr
+    assert install(tmp_path, "--name", "b", "m", "--api-key-file", "/k").stderr == ""
+
+
 def test_an_update_replaces_units_and_keeps_settings(tmp_path: Path) -> None:
     install(tmp_path)
     unit = tmp_path / "etc/systemd/system/zlm.service"
@@ -104,6 +127,8 @@ def test_any_flag_arrives_as_it_was_given(tmp_path: Path, word: str) -> None:
         (["--models", "here", "m"], "--models here: an absolute path"),
         (["m", "--flag", "it's"], "there is a quote in it's"),
         (["m", "--flag", "a\nb"], "a line break"),
+        (["m", "--port", "abc"], "--port abc: a number from 1 to 65535"),
+        (["m", "--port=65536"], "--port 65536: a number from 1 to 65535"),
     ],
 )
 def test_refuses(tmp_path: Path, words: list[str], told: str) -> None:

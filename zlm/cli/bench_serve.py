@@ -10,7 +10,6 @@ import os
 import shlex
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,6 +25,7 @@ from zlm.loadtest.prompts import COMMON_VOCAB
 from zlm.loadtest.report import write_records, write_report
 from zlm.loadtest.servers import PORT, ServerProcess, serve_command
 from zlm.loadtest.session import Level, levels, prepared, samples
+from zlm.process.runtime import temporary
 from zlm.weights.resolve import resolve_model
 
 TARGETS = """\
@@ -133,8 +133,8 @@ def running(
         yield target
         return
     command = _command(target, flags)
-    with tempfile.TemporaryDirectory(prefix="zlm-bench-") as folder:
-        path = None if log == "-" else Path(log or f"{folder}/log")
+    with temporary("zlm-bench-") as folder:
+        path = None if log == "-" else Path(log or folder / "log")
         server = ServerProcess(command, log=path)
         result["ready_s"] = round(server.ready_seconds, 2)
         try:

@@ -12,9 +12,7 @@ precedes that finds no compiled kernel; the others find what it compiled.
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from zlm.cli.bench_serve import split
@@ -23,6 +21,7 @@ from zlm.cli.parse import parse
 from zlm.errors import ConfigError
 from zlm.loadtest.servers import serve_command
 from zlm.loadtest.startup import measure
+from zlm.process.runtime import temporary
 
 KERNEL_FOLDER = "TRITON_CACHE_DIR"  # environment: where compiled kernels are kept
 
@@ -51,10 +50,10 @@ def _run(options: argparse.Namespace, flags: Sequence[str]) -> int:
     parse([options.model, *flags])  # wrong flags are told at once
     command = serve_command(options.model, flags)
     runs: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="zlm-startup-") as folder:
+    with temporary("zlm-startup-") as folder:
         environment = {KERNEL_FOLDER: f"{folder}/kernels"} if options.cold else {}
         for cache in ["cold"] * options.cold + ["warm"] * options.runs:
-            log = Path(folder) / f"{len(runs)}.log"
+            log = folder / f"{len(runs)}.log"
             found = measure(command, log, options.idle_seconds, environment)
             runs.append({"cache": cache, **found})
             _show(runs[-1])

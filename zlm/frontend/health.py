@@ -16,7 +16,7 @@ RETRY_STALLED_SECONDS = 5
 
 
 class Health:
-    """What one front end sees of the engine core, the workers and the tokenizers."""
+    """What one front end sees of the supervisor, the engine core, workers and tokenizers."""
 
     def __init__(self, runtime: Path, resolved: Resolved) -> None:
         config = resolved.config
@@ -25,7 +25,7 @@ class Health:
         self._seconds = config.server.health_timeout_seconds
         ranks = range(config.parallel.num_workers)
         tokenizers = range(resolved.num_tokenizers)
-        self._names = [("engine", 0)]
+        self._names = [("supervisor", 0), ("engine", 0)]
         self._names += [("worker", rank) for rank in ranks]
         self._names += [("tokenizer", index) for index in tokenizers]
         self._stall: Stall | None = None

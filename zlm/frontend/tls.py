@@ -18,6 +18,7 @@ from zlm.config import ServerOptions
 from zlm.errors import BadRequest, ConfigError
 
 ENVIRONMENT = "ZLM_TLS"  # of front ends: TlsFiles as JSON
+MAX_PEM_BYTES = 1 << 20  # of a file, in which a certificate or key is looked for
 HANDSHAKE_SECONDS = 10.0  # for a client to get through it
 PLAIN_BODY = msgspec.json.encode(BadRequest("this port speaks HTTPS").body())
 PLAIN_ANSWER = (  # to HTTP where TLS is spoken
@@ -155,12 +156,31 @@ class Certificates:
 
 
 def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
+    certfile, keyfile = f"--ssl-certfile {files.certfile}", f"--ssl-keyfile {files.keyfile}"
+    _look_for("CERTIFICATE", files.certfile, certfile)
+    if files.keyfile is None:
+        _look_for("PRIVATE KEY", files.certfile, certfile, ": give --ssl-keyfile")
+    else:
+        _look_for("PRIVATE KEY", files.keyfile, keyfile)
+        certfile = f"{certfile} {keyfile}"
     try:
         context.load_cert_chain(files.certfile, files.keyfile, password=_no_password)
     except (OSError, ssl.SSLError) as error:
-        which = "" if files.keyfile is None else f" --ssl-keyfile {files.keyfile}"
-        message = f"--ssl-certfile {files.certfile}{which}: {_reason(error)}"
-        raise ConfigError(message) from None
+        reason = _reason(error)
+        if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
+            reason = "the key is not the certificate's"
+        raise ConfigError(f"{certfile}: {reason}") from None
+
+
+def _look_for(what: str, path: str, flag: str, remedy: str = "") -> None:
+    """Raise ConfigError if the file has no block of this kind, which OpenSSL tells less clearly."""
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_PEM_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{flag}: {_reason(error)}") from None
+    if f"{what}-----".encode() not in content:
+        raise ConfigError(f"{flag}: there is no {what.lower()} in it{remedy}")
 
 
 def _no_password() -> NoReturn:

@@ -8,9 +8,9 @@ does, and an ``LLM`` may be made in a thread that ends long before it. So each g
 thread of its own that lives until its last child is gone. That thread also blocks the signals that
 children must not be killed by while they start; a new process inherits the mask.
 
-A child's environment is the parent's less what is the parent's alone: systemd's sockets and the
-keys. Settings of compute threads are the worker's business; the others, which compute nothing, keep
-numpy from starting a thread a core.
+A child's environment is the parent's less what is the parent's alone: systemd's sockets, the keys,
+and the hub's token, since the parent alone downloads. Settings of compute threads are the worker's
+business; the others, which compute nothing, keep numpy from starting a thread a core.
 """
 
 import contextlib
@@ -45,6 +45,9 @@ PARENTS_OWN = {
     "ZLM_API_KEY",
     "ZLM_ADMIN_API_KEY",
     "ZLM_CLUSTER_KEY",
+    "HF_TOKEN",
+    "HUGGINGFACE_HUB_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
 }
 
 
@@ -98,7 +101,7 @@ class ProcessGroup:
         self._lifeline = os.pipe()  # both ends close on exec; children get the reading end
         self._spawner = _Spawner()
         self._closed = False
-        heartbeat.create(runtime, MAX_PROCESSES)
+        heartbeat.create(runtime, MAX_PROCESSES + 1)  # the last is the supervisor's
 
     @property
     def children(self) -> list[tuple[str, int]]:

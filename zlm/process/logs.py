@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import time
+from typing import TextIO
 
 LEVELS = {
     "debug": logging.DEBUG,
@@ -25,6 +26,8 @@ LEVELS = {
 }
 FORMAT = "ZLM_LOG_FORMAT"  # environment of child processes: text or json
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+logger = logging.getLogger(__name__)
 
 
 class LineFormatter(logging.Formatter):
@@ -67,6 +70,33 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(facts, default=str)
 
 
+class LineHandler(logging.StreamHandler[TextIO]):
+    """Writes lines whole and at once. What a full disk took is told when there is room again.
+
+    The line after one that failed begins with a line feed, for that one may have been cut.
+    """
+
+    _cut = ""  # a line feed, if the last line may lack its own
+    _num_lost = 0
+    _why: str | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = f"{self._cut}{self.format(record)}\n".encode()
+            self._cut = "\n"
+            while line:
+                line = line[os.write(self.stream.fileno(), line) :]
+        except OSError as error:
+            self._num_lost, self._why = self._num_lost + 1, error.strerror
+        except Exception:
+            self.handleError(record)
+        else:
+            self._cut = ""
+            if self._num_lost:
+                lost, self._num_lost = self._num_lost, 0
+                logger.warning("lines of this log that were lost before: %d (%s)", lost, self._why)
+
+
 def escape(text: str) -> str:
     """Return *text* with control characters and lone surrogates written as escapes."""
     text = CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
@@ -82,7 +112,7 @@ def start_logging(process: str, form: str | None = None) -> None:
     if form is not None:
         os.environ[FORMAT] = form
     as_json = os.environ.get(FORMAT) == "json"
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LineHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(process) if as_json else LineFormatter(process))
     logging.basicConfig(level=LEVELS.get(wanted, logging.INFO), handlers=[handler], force=True)
     logging.captureWarnings(True)
@@ -90,4 +120,4 @@ def start_logging(process: str, form: str | None = None) -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     if wanted not in LEVELS:
         known = ", ".join(LEVELS)
-        logging.getLogger(__name__).warning("ZLM_LOG=%s is none of %s", wanted, known)
+        logger.warning("ZLM_LOG=%s is none of %s", wanted, known)

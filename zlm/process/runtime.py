@@ -2,7 +2,7 @@
 
 Owns the directory's life: made with mode 0700, locked while its owner lives, removed at the end.
 A directory whose owner was killed stays behind; the next start finds its lock free and removes it.
-Knows nothing of what is put inside.
+So it is with any other ``temporary`` directory. Knows nothing of what is put inside.
 
 The lock is a BSD lock on the directory itself: it ends with its owner, however that dies, and
 systemd-tmpfiles leaves a locked directory alone however old it is.
@@ -14,6 +14,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from zlm.errors import ConfigError
@@ -60,6 +61,22 @@ class RuntimeDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def temporary(prefix: str) -> Iterator[Path]:
+    """Make a directory in the temporary one; if this process is killed, the next call removes it.
+
+    *prefix* is of one kind of directory alone.
+    """
+    parent = Path(tempfile.gettempdir())
+    path, lock_fd = create(parent, prefix)
+    remove_stale(parent, prefix)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock_fd)
 
 
 def candidates(environment: Mapping[str, str]) -> Iterator[Path]:

@@ -4,7 +4,8 @@ Before a stuck process is killed, every process writes where each of its threads
 for whoever wants to know why. So do those of other machines, to the log there: a node tells the
 head who is stuck, and leaves the rest to it. A process that loads may run and yet wait for what
 never comes: a start must give news of its progress within each --startup-timeout. While nobody is
-stuck, the service manager's watchdog is fed: it acts if this process itself hangs.
+stuck, the service manager's watchdog is fed: it acts if this process itself hangs, which front ends
+tell on /health, too.
 """
 
 import asyncio
@@ -15,7 +16,8 @@ import time
 from collections.abc import Callable
 
 from zlm.config import ServerOptions
-from zlm.process.heartbeat import Beat, HeartbeatReader
+from zlm.process.heartbeat import Beat, Heartbeat, HeartbeatReader
+from zlm.process.launch import MAX_PROCESSES
 from zlm.process.watch import Silence, Stall, Watch
 from zlm.supervisor.notify import Notifier
 from zlm.supervisor.tree import Tree, Watcher
@@ -47,6 +49,7 @@ class HangWatch:
         self._hang_seconds = options.hang_timeout_seconds
         self._startup_seconds = options.startup_timeout_seconds
         self._reader = HeartbeatReader(tree.group.runtime)
+        self._own = Heartbeat(tree.group.runtime, MAX_PROCESSES, "supervisor", 0)
         self._watch = Watch()
         self._silence = Silence()
 
@@ -56,6 +59,8 @@ class HangWatch:
         while True:
             await asyncio.sleep(period)
             now = time.monotonic()
+            self._own.beat(work_pending=False, steps=0)
+            self._own.alive()
             self._watch.look(self._beats(), now)
             stuck = self._find() or self._find_silent(now)
             if stuck is None:
