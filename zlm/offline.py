@@ -404,19 +404,26 @@ class OfflineEngine:
         """
         self._watched_at = time.monotonic()
         ready = set()
+        fatal: Fatal | None = None
         dead = self._group.poll()
         for message in self._receive(self._supervisor, LAST_WORDS_MS if dead else wait_ms):
             match message:
                 case Fatal():
-                    self._fail(f"the {message.role} failed: {message.text}")
+                    fatal = fatal or message
                 case Ready():
                     ready.add((message.role, message.index))
                 case Profiled():
                     self._profiled = message
                 case Administered():
                     self._administered = message
-        if dead:
-            self._fail(f"the {dead[0].role} process {dead[0].describe()}")
+        if fatal or dead:
+            # Who is killed takes others along, whose own words are of a connection that was cut.
+            dead += self._group.poll()
+            cause = min(dead, key=lambda each: each.status, default=None)
+            if fatal and (cause is None or cause.status >= 0):
+                self._fail(f"{fatal.role} {fatal.index} failed: {fatal.text}")
+            elif cause:
+                self._fail(f"{cause.role} {cause.index} died: {cause.describe()}")
         return ready
 
     def _fail(self, reason: str) -> None:

@@ -13,16 +13,16 @@ import msgspec
 
 from zlm.config import Config, check
 from zlm.errors import ConfigError, clip
-from zlm.unsupported import UNSUPPORTED
+from zlm.unsupported import NODES, UNSUPPORTED
 
 
 class EngineOptions(TypedDict, total=False):
     """How a model is loaded and run; meaning and defaults are those of the flags of ``zlm serve``.
 
     Without ``seed`` every process draws fresh randomness. With ``skip_tokenizer_init`` prompts are
-    token ids, and so are outputs. The last four are taken and change nothing: ``stats`` may always
-    be asked, preempted sequences are computed again, no code from a checkpoint is ever run, and
-    every model may be put to sleep.
+    token ids, and so are outputs. The last five are taken and change nothing: ``stats`` may always
+    be asked, preempted sequences are computed again, no code from a checkpoint is ever run,
+    every model may be put to sleep, and workers are processes of this machine.
     """
 
     tokenizer: str | os.PathLike[str] | None
@@ -60,8 +60,10 @@ class EngineOptions(TypedDict, total=False):
     swap_space: float
     trust_remote_code: bool
     enable_sleep_mode: bool
+    distributed_executor_backend: Literal["mp"] | None
 
 
+OF_NODES = {"nnodes", "node_rank", "master_addr", "master_port", "headless", "cluster_key"}
 FIELDS = {  # by part of Config; a name that differs there stands after the keyword
     "model": (
         "model tokenizer skip_tokenizer_init task runner convert revision download_dir dtype "
@@ -86,6 +88,13 @@ def config_of(model: str | os.PathLike[str], options: EngineOptions) -> Config:
     """
     check_keywords("LLM", options, EngineOptions)
     given: dict[str, Any] = {"model": model, **options}
+    executor = given.get("distributed_executor_backend")
+    if executor not in (None, "mp"):
+        raise ConfigError(
+            f"LLM(): distributed_executor_backend must be 'mp', got {clip(repr(executor))}: its "
+            f"workers are processes of this machine, {NODES}",
+            param="distributed_executor_backend",
+        )
     parts: dict[str, Any] = {}
     for part, words in FIELDS.items():
         struct = Config.__annotations__[part]
@@ -107,6 +116,7 @@ def check_keywords(call: str, given: Mapping[str, object], known: type) -> None:
         why = UNSUPPORTED.get(f"--{name.replace('_', '-')}")
         hint = f"; did you mean {near[0]!r}?" if near else ""
         hint = hint if why is None else f", which zlm does not have: {why}"
+        hint = f": {NODES}" if name in OF_NODES else hint
         raise TypeError(f"{call}() got an unexpected keyword argument {name!r}{hint}")
 
 

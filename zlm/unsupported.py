@@ -25,6 +25,9 @@ LATER = {
     ),
 }
 
+EXPERTS = "--tensor-parallel-size gives each GPU a part of every expert, so all have as much to do"
+NODES = "several machines are for `zlm serve`"  # keywords that it has as flags, and LLM has not
+
 INSTEAD = {
     "nothing is compiled by tracing, and CUDA graphs have sizes of their own (or none: "
     "--enforce-eager)": (
@@ -47,13 +50,15 @@ INSTEAD = {
         "data-parallel-size data-parallel-rank data-parallel-start-rank data-parallel-size-local "
         "data-parallel-address data-parallel-rpc-port data-parallel-backend "
         "data-parallel-hybrid-lb data-parallel-external-lb worker-use-ray engine-use-ray "
-        "ray-workers-use-nsight max-parallel-loading-workers enable-expert-parallel "
-        "all2all-backend enable-eplb eplb-config expert-placement-strategy num-redundant-experts "
-        "eplb-window-size eplb-step-interval eplb-log-balancedness enable-dbo ubatch-size "
+        "ray-workers-use-nsight max-parallel-loading-workers enable-dbo ubatch-size "
         "dbo-decode-token-threshold dbo-prefill-token-threshold disable-custom-all-reduce "
         "decode-context-parallel-size prefill-context-parallel-size dcp-kv-cache-interleave-size "
         "cp-kv-cache-interleave-size dcp-comm-backend worker-cls worker-extension-cls "
         "disable-nccl-for-dp-synchronization"
+    ),
+    EXPERTS: (
+        "enable-expert-parallel all2all-backend enable-eplb eplb-config expert-placement-strategy "
+        "num-redundant-experts eplb-window-size eplb-step-interval eplb-log-balancedness"
     ),
     "the KV cache stays in memory of the device": (
         "cpu-offload-gb cpu-offload-params kv-offloading-size kv-offloading-backend "
@@ -141,5 +146,5 @@ UNSUPPORTED: dict[str, str] = {
     "-O": "nothing is compiled by tracing",
     "-cc": "nothing is compiled by tracing",
     "-dp": "zlm runs one engine: run one server a replica",
-    "-ep": "zlm runs one engine: run one server a replica",
+    "-ep": EXPERTS,
 }

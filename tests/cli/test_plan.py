@@ -109,6 +109,23 @@ def test_wrong_words(
     assert message in err
 
 
+def test_several_gpus_are_said(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    card = (model, "--gpu-memory", "24GB", "--max-model-len", "4096")
+    alone = number(r"weights +([\d.]+) GiB", plan(capsys, *card)[1])
+    _, out, _ = plan(capsys, *card, "-tp", "4")
+    assert "\n4 GPUs; memory is that of each\n" in out
+    assert number(r"weights +([\d.]+) GiB", out) < 0.3 * alone
+    _, out, _ = plan(capsys, *card, "-tp", "2", "-pp", "3")
+    told = "6 GPUs; memory is that of each of stage 2, which has most to hold: layers 21 to 31"
+    assert f"\n{told}\n" in out
+    for flags, words in (
+        (("-pp", "33"), "--pipeline-parallel-size 33: the model has 32 layers"),
+        (("-tp", "3"), "--tensor-parallel-size 3 does not divide the model's 32 attention heads"),
+    ):
+        status, _, err = plan(capsys, *card, *flags)
+        assert status == 2 and words in err
+
+
 def test_a_model_of_vectors(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     words: list[Any] = [model, "--gpu-memory", "8GB", "--task", "embedding"]
     status, _, err = plan(capsys, *words)

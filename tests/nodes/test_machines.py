@@ -63,6 +63,7 @@ def breaks(pair: Pair, fault: Callable[[], None]) -> None:
 def test_ranks_answer_as_one_process(pair: Pair, alone: list[Any]) -> None:
     pair.head.wait_ready()
     assert len(pair.machines.workers(0)) == len(pair.machines.workers(1)) == 1
+    assert pair.machines.open_ports(0) == pair.machines.open_ports(1) == []
     assert answers(pair.head) == alone
 
 

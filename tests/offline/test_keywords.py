@@ -52,8 +52,30 @@ def test_wrong_ones_are_told(configs: list[Config], keywords: dict[str, Any], me
     assert not configs
 
 
-def test_a_keyword_of_vllm_alone_is_told_with_the_reason(configs: list[Config]) -> None:
-    options: dict[str, Any] = {"enable_lora": True}
-    with pytest.raises(TypeError, match="'enable_lora', which zlm does not have: adapters come"):
+@pytest.mark.parametrize(
+    ("keyword", "reason"),
+    [
+        ("enable_lora", ", which zlm does not have: adapters come"),
+        (
+            "enable_expert_parallel",
+            ", which zlm does not have: --tensor-parallel-size gives each GPU a part of every",
+        ),
+        ("nnodes", ": several machines are for `zlm serve`"),
+    ],
+)
+def test_a_keyword_of_vllm_alone_is_told_with_the_reason(
+    configs: list[Config], keyword: str, reason: str
+) -> None:
+    options: dict[str, Any] = {keyword: 2}
+    with pytest.raises(TypeError, match=f"{keyword!r}{reason}"):
         LLM("m", **options)
     assert not configs
+
+
+def test_workers_are_of_this_machine(configs: list[Config]) -> None:
+    LLM("m", distributed_executor_backend="mp")
+    LLM("m", distributed_executor_backend=None)
+    options: dict[str, Any] = {"distributed_executor_backend": "ray"}
+    with pytest.raises(ValueError, match=r"must be 'mp', got 'ray': .* are for `zlm serve`"):
+        LLM("m", **options)
+    assert len(configs) == 2

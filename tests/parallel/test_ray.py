@@ -98,7 +98,14 @@ def test_ray_places_the_nodes_and_runs_them_again(
         assert eventually_true(lambda: server.health() == 200, 60), server.log.read_text()[-3000:]
         assert tokens(server) == expected
         assert nodes() not in ([], [before])
+    assert server.log.read_text().count("it is run again") == 1, "not when all leave"
     assert eventually_true(lambda: not nodes(), 20), "they leave with their actors"
+
+
+@pytest.mark.slow
+def test_all_on_this_machine_is_said(cluster: None, model: Path, tmp_path: Path) -> None:
+    with serve(model, tmp_path, "-pp", "2", *RAY[-2:]) as server:
+        assert "so Ray runs nothing elsewhere; --nnodes N would" in server.log.read_text()
 
 
 @pytest.mark.slow

@@ -72,7 +72,9 @@ def test_a_number_of_stages_that_does_not_fit(name: str, stages: int, message: s
 def test_every_layer_is_one_stages() -> None:
     spec = replace(SPECS["gpt-oss"], num_layers=7, layer_windows=(6, 0, 6, 0, 6, 0, 6))
     bounds = [shares.layers_of_stage(spec, stage, 3) for stage in range(3)]
-    assert bounds == [(0, 2), (2, 4), (4, 7)]
+    assert bounds == [(0, 2), (2, 4), (4, 7)] and shares.largest_stage(spec, 3) == 2
+    windows = (6, 0, 0, 0, 6, 0)  # as many layers each: most keys and values are the second's
+    assert shares.largest_stage(replace(spec, num_layers=6, layer_windows=windows), 3) == 1
     last = shares.spec_of_stage(spec, 4, 7)
     assert last.num_layers == 3 and last.layer_windows == (6, 0, 6)
     assert shares.moved_layer("model.layers.2.mlp.experts.5.gate_proj.weight", 4) == (

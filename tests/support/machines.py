@@ -89,6 +89,15 @@ class Machines:
                 commands[pid] = line.decode().replace("\0", " ")
         return commands
 
+    def open_ports(self, machine: int) -> list[str]:
+        """Return what listens on all interfaces of a machine."""
+        net = Path(f"/proc/{self.workers(machine)[0]}/net")
+        lines = [line for name in ("tcp", "tcp6") for line in (net / name).open()]
+        rows = [line.split() for line in lines]
+        listening = [row[1] for row in rows if row[3] == "0A"]
+        assert listening, "the workers' own ports"
+        return [at for at in listening if not at.rpartition(":")[0].strip("0")]
+
     def workers(self, machine: int) -> list[int]:
         return [pid for pid, line in self.pids(machine).items() if "zlm.worker.process" in line]
 

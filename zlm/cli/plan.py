@@ -40,7 +40,7 @@ def main(words: Sequence[str]) -> int:
         sizes = [_size(text) for value in options.gpu_memory for text in value.split(",")]
         config, _ = parse([options.model, "--device", "cuda", *flags])
         capability = _capability(options.compute_capability)
-        return _show(described(config), sizes, capability)
+        return _show(*described(config), sizes, capability)
 
     return told("plan", work)
 
@@ -69,13 +69,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def described(config: Config) -> Resolved:
-    """Return *config* and the facts of its model, or of what each of several GPUs has of it.
+def described(config: Config) -> tuple[Resolved, str]:
+    """Return *config* and the facts of its model, or of what each of several GPUs has of it, and
+    what that is, in words.
 
-    No weights are fetched or read.
+    No weights are fetched or read. Raises ConfigError if it cannot be shared out so.
     """
+    from zlm.models import shares
     from zlm.models.config import load_spec
-    from zlm.models.shares import resolved_of_worker
     from zlm.weights.resolve import resolve_description
 
     options = config.model
@@ -85,11 +86,22 @@ def described(config: Config) -> Resolved:
     spec = with_purpose(load_spec(path, generation_config="none"), options)
     if spec.pooling is not None:
         raise ConfigError(f"{options.model} gives vectors or scores: it has no KV cache to plan")
+    parallel = config.parallel
+    ranks, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    shares.check(spec, ranks)
+    shares.check_stages(spec, stages)
     whole = resolve(config, spec, model_path=path, tokenizer_path=path, device="cuda")
-    return resolved_of_worker(whole)
+    stage = shares.largest_stage(spec, stages)
+    share = ""
+    if parallel.num_workers > 1:
+        share = f"{parallel.num_workers} GPUs; memory is that of each"
+    if stages > 1:
+        first, last = shares.layers_of_stage(spec, stage, stages)
+        share += f" of stage {stage}, which has most to hold: layers {first} to {last - 1}"
+    return shares.resolved_of_worker(whole, stage * ranks), share
 
 
-def _show(resolved: Resolved, sizes: list[int], capability: tuple[int, int]) -> int:
+def _show(resolved: Resolved, share: str, sizes: list[int], capability: tuple[int, int]) -> int:
     from zlm.worker import gpu_forecast, gpu_measure  # they need torch
 
     model, cache = resolved.config.model, resolved.config.cache
@@ -100,7 +112,8 @@ def _show(resolved: Resolved, sizes: list[int], capability: tuple[int, int]) -> 
     length = "auto" if is_auto else f"{resolved.max_model_len} tokens"
     limits = f"{length}, {resolved.max_num_seqs} sequences"
     cache_note = f", its cache in {kept}" if kept != name else ""
-    print(f"{model.model} in {name}{cache_note}: --max-model-len {limits}\n")
+    print(f"{model.model} in {name}{cache_note}: --max-model-len {limits}")
+    print(f"{share}\n" if share else "")
     cards = [gpu_forecast.absent_card(size, capability) for size in sizes]
     outcomes = []
     for card in cards:

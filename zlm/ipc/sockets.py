@@ -182,6 +182,10 @@ class AsyncInbox:
                 return
         self._loop.call_soon(self._drain)
 
+    def monitor(self, events: zmq.Event) -> zmq.Socket:
+        """Return a socket that tells of *events* at this inbox, and is closed with it."""
+        return self._socket.get_monitor_socket(events)
+
     def _tell_loop(self, error: Exception) -> None:
         message = f"handling a message at {self._at} failed"
         self._loop.call_exception_handler({"message": message, "exception": error})
@@ -191,6 +195,7 @@ class AsyncInbox:
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._descriptor)
+            self._socket.disable_monitor()
             self._socket.close()
 
 

@@ -131,6 +131,18 @@ def resolved_of_worker(resolved: Resolved, worker: int = 0) -> Resolved:
     return msgspec.structs.replace(resolved, spec=spec, kv_groups=kv_groups(spec))
 
 
+def largest_stage(spec: ModelSpec, stages: int) -> int:
+    """Return the stage that needs the most memory: of those with most layers, and with most full
+    attention among them, the last.
+    """
+
+    def size(stage: int) -> tuple[int, int]:
+        own = spec_of_stage(spec, *layers_of_stage(spec, stage, stages))
+        return own.num_layers, own.layer_windows.count(0)
+
+    return max(reversed(range(stages)), key=size)
+
+
 def vocabulary_rows(vocab_size: int, ranks: int) -> int:
     """Return the rows of the vocabulary that each rank has, padding included."""
     each = -(-vocab_size // ranks)

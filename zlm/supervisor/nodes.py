@@ -27,6 +27,7 @@ from pathlib import Path
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from zlm.config import ParallelOptions
 from zlm.ipc.link import Link
@@ -99,6 +100,7 @@ class SpreadGroup(ProcessGroup):
         self._of_worker = {index: node for node in self._nodes for index in node.workers}
         self._tree: Tree | None = None
         self._inbox: AsyncInbox | None = None
+        self._refused: set[int] = set()  # sessions of nodes that were told so, and the log
         self._watching: asyncio.Task[None] | None = None
 
     def open(self, tree: Tree) -> None:
@@ -117,7 +119,8 @@ class SpreadGroup(ProcessGroup):
             raise cluster.cannot_listen(at, error) from error
         names = ", ".join(str(node.rank) for node in self._nodes)
         logger.info("node 0 of %d is at %s, waiting for %s", 1 + len(self._nodes), at, names)
-        self._watching = asyncio.create_task(self._watch())
+        failures = self._inbox.monitor(zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
+        self._watching = asyncio.create_task(self._watch(failures))
         self._watching.add_done_callback(tree.note_end)
 
     # ------------------------------------------------------------------- as a group of processes
@@ -221,7 +224,10 @@ class SpreadGroup(ProcessGroup):
         elif node.link is not None and node.session != state.session:
             self._refuse(state, f"node {state.rank} is there already: give another --node-rank")
         elif problem := _difference(state, self.facts):
-            self._refuse(state, problem, node.link)
+            # Who is lost, or ends the start, is told of as such.
+            has_part = node.order.incarnation != NO_WORKERS
+            is_told = has_part if node.link is not None else not self._tree.has_served
+            self._refuse(state, problem, node.link, is_told=is_told)
             if node.link is not None:
                 self._lose(node, f"cannot be used: {problem}")
             elif not self._tree.has_served:
@@ -230,7 +236,7 @@ class SpreadGroup(ProcessGroup):
             self._welcome(node, state)
 
     def _welcome(self, node: _Node, state: NodeState) -> None:
-        assert self._tree is not None
+        assert self._tree is not None and self._tree.keeper is not None
         is_news = node.facts.keys() != state.facts.keys()
         node.facts = state.facts
         node.num_states += 1
@@ -242,7 +248,8 @@ class SpreadGroup(ProcessGroup):
             node.running = state.running
             for each in state.news:
                 self._tree.take(each)
-        if is_news:
+        if is_news:  # of a start, too, which may have waited for this node alone
+            self._tree.keeper.tell_progress("worker", node.workers[0], f"node {node.rank} is there")
             self._send_order(node)
         self._tree.wake()
 
@@ -251,8 +258,12 @@ class SpreadGroup(ProcessGroup):
         seconds = self._silence_seconds
         return Link(self._context, address, keys, on_change, silence_seconds=seconds)
 
-    def _refuse(self, state: NodeState, problem: str, link: Link | None = None) -> None:
-        logger.error("a node at %s is refused: %s", state.address, problem)
+    def _refuse(
+        self, state: NodeState, problem: str, link: Link | None = None, *, is_told: bool = False
+    ) -> None:
+        if not is_told and state.session not in self._refused:
+            self._refused.add(state.session)
+            logger.error("a node at %s is refused: %s", state.address, problem)
         link = link or self._link(state.address, lambda: None)
         link.send(Order(self._session, leave=True, fault=problem))
         link.close(GOODBYE_MS)
@@ -274,8 +285,9 @@ class SpreadGroup(ProcessGroup):
             self._tree.keeper.lost(("worker", node.workers[0]), incarnation, reason)
         self._tree.wake()
 
-    async def _watch(self) -> None:
-        silence = Silence()
+    async def _watch(self, failures: zmq.Socket) -> None:
+        """Look after the nodes, for ever; *failures* tells of handshakes that failed."""
+        silence, is_failing = Silence(), False
         while True:
             await asyncio.sleep(PERIOD_SECONDS)
             there = [node for node in self._nodes if node.link is not None]
@@ -285,6 +297,15 @@ class SpreadGroup(ProcessGroup):
                 self._send_order(node)
                 if seconds["node", node.rank] > self._silence_seconds:
                     self._lose(node, "died: nothing has come from there for a while")
+            was_failing, is_failing = is_failing, False
+            while failures.poll(0):
+                recv_monitor_message(failures)
+                is_failing = True
+            if is_failing and not was_failing:  # who is refused tries again
+                logger.warning(
+                    "a connection is refused: who makes it has another secret (--cluster-key or "
+                    "$%s), or is no zlm", cluster.VARIABLE,
+                )  # fmt: skip
 
     def _misread(self, error: Exception) -> None:
         if isinstance(error, MessageError):

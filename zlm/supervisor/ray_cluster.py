@@ -8,6 +8,7 @@ Knows how to start that process and how to end it; it is the driver that knows R
 """
 
 import contextlib
+import logging
 import os
 import secrets
 import subprocess
@@ -23,6 +24,8 @@ from zlm.process.linux import kill_when_parent_ends
 from zlm.supervisor.device import find_device
 
 END_SECONDS = 10.0  # for the driver to end its actors
+
+logger = logging.getLogger(__name__)
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -87,6 +90,12 @@ def placed(config: Config) -> Iterator[Config]:
             raise ConfigError(found.error)
         if found.gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(found.gpus)
+        if found.nnodes == 1:
+            logger.warning(
+                "--distributed-executor-backend ray: --tensor-parallel-size and "
+                "--pipeline-parallel-size take no more than this machine, so Ray runs nothing "
+                "elsewhere; --nnodes N would have N machines share them"
+            )
         where = {"nnodes": found.nnodes, "master_addr": found.master_addr}
         yield msgspec.structs.replace(config, parallel=msgspec.structs.replace(parallel, **where))
     finally:

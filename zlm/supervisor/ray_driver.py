@@ -107,8 +107,8 @@ class Placement:
                 told = f"has ended with status {status} ({last})"
             except self._ray.exceptions.RayError as error:
                 told = f"is lost: {type(error).__name__}"
+            time.sleep(PAUSE_SECONDS)  # in which this process ends, if all leave
             print(f"zlm: Ray's node {rank} {told}; it is run again", file=sys.stderr, flush=True)
-            time.sleep(PAUSE_SECONDS)
 
     def _actor(self, bundle: int) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

@@ -35,7 +35,9 @@ def longest(resolved: Resolved) -> int:
 
     Raises ConfigError, as that start would, if there is no room for a sequence at all.
     """
-    own = shares.resolved_of_worker(resolved)
+    parallel = resolved.config.parallel
+    stage = shares.largest_stage(resolved.spec, parallel.pipeline_parallel_size)
+    own = shares.resolved_of_worker(resolved, stage * parallel.tensor_parallel_size)
     return _on_gpu(own) if resolved.device == "cuda" else _on_cpu(own)
 
 

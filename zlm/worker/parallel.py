@@ -13,6 +13,7 @@ Where they meet, and the settings of the libraries, are in ``zlm.worker.ranks``.
 import datetime
 import logging
 import os
+import socket
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from torch import Tensor
 from zlm.config import ParallelOptions
 from zlm.errors import ConfigError
 from zlm.ops.parallel import ALONE, Exchange, Parallel, Stage
+from zlm.process import cluster
 from zlm.worker.memory_plan import MemoryPlan
 
 # A rank waits so long for another that is slower to load; a dead one is noticed by the supervisor.
@@ -172,14 +174,19 @@ def _store(worker: int, options: ParallelOptions, meeting: Path) -> Any:
     """Return where all workers meet; between machines the first of them has it for all."""
     if options.nnodes == 1:
         return dist.FileStore(str(meeting), options.num_workers)  # type: ignore[attr-defined]
-    host, port = options.master_addr or "", options.master_port
     try:
+        host, port, listening = cluster.head_address(options), options.master_port, None
+        if worker == 0:  # left to itself the store listens on all interfaces
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listening = socket.create_server((host, port), family=family).detach()
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            host, port, is_master=worker == 0, timeout=TIMEOUT, wait_for_workers=False
-        )
-    except RuntimeError as error:
+            host, port, is_master=worker == 0, timeout=TIMEOUT, wait_for_workers=False,
+            master_listen_fd=listening,
+        )  # fmt: skip
+    except (OSError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise ConfigError(f"--master-addr {host} --master-port {port}: {reason}") from error
+        where = f"--master-addr {options.master_addr} --master-port {options.master_port}"
+        raise ConfigError(f"{where}: {reason}") from error
     return dist.PrefixStore(meeting.name, store)  # type: ignore[attr-defined]
 
 
