@@ -20,7 +20,7 @@ log = logging.getLogger("zlm.worker")
 CAPACITY_WORDS = 1 << 19  # of a buffer: 2 MiB, each word of which takes 16 bytes for every rank
 # Bytes of a sum up to which the kernel is used, by ranks: each rank sends all it has to all others.
 # With more ranks than these NCCL sums everything.
-SUM_BYTES = {2: 1 << 20, 3: 1 << 19, 4: 1 << 19, 6: 1 << 18, 8: 1 << 18}
+SUM_BYTES = {2: 1 << 21, 3: 1 << 19, 4: 1 << 19, 6: 1 << 18, 8: 1 << 18}
 HALF_BYTES = 1 << 26  # of a buffer for large sums; what is larger goes in pieces
 OVERLAP = (9, 0)  # compute capability from which a kernel may start before the last has ended
 
