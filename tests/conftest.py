@@ -18,8 +18,9 @@ import pytest
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# A shell that starts the tests in the background has SIGINT ignored, and so would all they start.
+# Who starts tests in the background, or by nohup, has these ignored, and so would all they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Folders whose tests share a server or a model: one process runs them all. Those of one name are
 # one group: what serves SmolLM2 never runs beside its like.

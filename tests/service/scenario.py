@@ -25,7 +25,7 @@ INSTALL = "/srv/zlm/bin/zlm-install"
 START_SECONDS = 90.0
 STREAM_TOKENS = 240 if "tiny" in TEXT_MODEL else 60  # for a second or so
 FLAGS = ["--device", "cpu", "--dtype", "float32", "--max-model-len", "256", "--cpu-threads", "2"]
-FLAGS += ["--served-model-name", "it"]
+FLAGS += ["--served-model-name", "it", "--host", "0.0.0.0"]
 
 
 def sh(*words: str, ok: bool = True) -> str:
@@ -116,7 +116,7 @@ def check_install() -> None:
     found = show("zlm", "ActiveState", "StatusText", "NRestarts", "User")
     assert found == {
         "ActiveState": "active",
-        "StatusText": f"serving {TEXT_MODEL} on http://127.0.0.1:8000",
+        "StatusText": f"serving {TEXT_MODEL} on http://0.0.0.0:8000",
         "NRestarts": "0",
         "User": "zlm",
     }, found

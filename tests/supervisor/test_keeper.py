@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from fake_tree import PATIENCE_SECONDS, Server
+from running_server import eventually_true
 
 Start = Callable[..., Server]
 
@@ -63,6 +64,8 @@ def test_a_tokenizer_is_replaced_and_everybody_is_told(serve: Start) -> None:
 def test_a_front_end_is_replaced_on_the_same_socket(serve: Start) -> None:
     server = serve()
     port = int(server.lines[-1].rpartition(":")[2])
+    # It is to have heard that all are ready before it dies.
+    assert eventually_true(lambda: ["frontend", 0] in [e[1:3] for e in server.events("ready")], 30)
     kill(server, "frontend")
     server.until("frontend 0 is back")
     socket.create_connection(("127.0.0.1", port)).close()
