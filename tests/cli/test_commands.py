@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -125,3 +126,19 @@ def test_the_package_is_the_command() -> None:
 
 def test_module_serve_is_serve() -> None:
     assert run("zlm.serve", "--help").stdout == run("zlm.cli.main", "serve", "--help").stdout
+
+
+def test_streams_that_are_closed_lead_nowhere(tmp_path: Path) -> None:
+    """Else a socket would be given the number of one, and who prints would print into it."""
+    program = (
+        "import os, sys\n"
+        "from zlm.cli.main import main\n"
+        "status = main(['--version'])\n"
+        "print('lost', file=sys.stderr)\n"
+        "held = [(os.readlink(f'/proc/self/fd/{n}'), os.get_inheritable(n)) for n in range(3)]\n"
+        "open(sys.argv[1], 'w').write(f'{status} {held}')\n"
+    )
+    said = tmp_path / "said"
+    command = 'exec "$0" -c "$1" "$2" <&- >&- 2>&-'
+    subprocess.run(["sh", "-c", command, sys.executable, program, said], check=True)
+    assert said.read_text() == f"0 {[('/dev/null', True)] * 3}"

@@ -30,6 +30,7 @@ CLOSED_PIPE = 141  # as the shell tells a death by SIGPIPE
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run ``zlm`` with arguments *words* (default: the process's); return the exit status."""
+    _open_streams()
     try:
         try:
             return _run(sys.argv[1:] if words is None else words)
@@ -46,6 +47,21 @@ def main(words: Sequence[str] | None = None) -> int:
         _drop_output()
         print(f"zlm: cannot write: {error.strerror}", file=sys.stderr)
         return FAILED
+
+
+def _open_streams() -> None:
+    """See that what is closed of the standard streams is open, to nowhere.
+
+    Else the next file or socket would be given its number, and be taken for it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def _drop_output() -> None:
