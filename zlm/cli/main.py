@@ -58,8 +58,8 @@ def _open_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_RDWR), number)
-            os.set_inheritable(number, True)
+            # What is opened takes the lowest number that is free, which is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 

@@ -64,7 +64,7 @@ class Prompt:
     token_ids: list[int]
     text: str  # what echo shows
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)  # in the text, of each of ``logprobs``
+    offsets: list[int] = field(default_factory=list)  # of ``logprobs`` in the text, if echoed
 
     def take_logprobs(self, entries: list[TokenLogprob]) -> None:
         """Take the entries of the next tokens; what was told before is not told again."""

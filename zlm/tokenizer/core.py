@@ -249,7 +249,7 @@ class TokenizerCore:
     ) -> None:
         """Hand an admitted request to the engine."""
         self._check_engine()
-        n = message.params.n
+        n, skip = message.params.n, message.params.skip_special_tokens
         if grammar is not None and not self._told_tokens:
             self._to_engine(self._token_bytes())
             self._told_tokens = True
@@ -262,7 +262,7 @@ class TokenizerCore:
         for number, prompt in enumerate(admitted.prompts):
             if admitted.sampling.prompt_logprobs >= 0:
                 prompt.logprobs.append(entry(self._table, prompt.token_ids[0], None, []))
-                skip = message.params.skip_special_tokens
+            if admitted.options.echo_logprobs:
                 prompt.offsets = text_offsets(self._table, prompt.token_ids, prompt.text, skip=skip)
             seq_id = self._next_seq_id
             self._next_seq_id += samples

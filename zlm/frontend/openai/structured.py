@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from zlm.errors import BadRequest, clip
-from zlm.frontend.openai.body import check_depth, located
+from zlm.frontend.openai.body import check_depth, located, mistyped
 from zlm.sampling_params import StructuredOutputsParams
 
 FORMATS = ("text", "json_object", "json_schema")
@@ -74,8 +74,7 @@ def _of_outputs(given: Any, strict: bool) -> StructuredOutputsParams | None:
         return None
     check_depth(given, _OUTPUTS)
     if not isinstance(given, dict):
-        message = f"structured_outputs must be an object, got {clip(repr(given))}"
-        raise BadRequest(message, param=_OUTPUTS)
+        raise mistyped(_OUTPUTS, "an object", given)
     asked = {name: value for name, value in given.items() if value is not None}
     for name, message in _REFUSED.items():
         if asked.pop(name, False):
