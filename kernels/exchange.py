@@ -18,12 +18,13 @@ The sum is made in float32 in the order of the ranks: the same bits on all of th
 A large sum over two ranks sends plain bytes instead, a tile a program, and then says so:
 
     buffer of a rank    [2, LARGE_BYTES]: the other rank's tiles, by turns in either half
-    flags of a rank     int32 [LARGE_BYTES / TILE_BYTES]: the exchange whose tile is there
+    flags of a rank     int32 [LARGE_BYTES / TILE_BYTES]: the last exchange whose tile is there
 
 A program writes its tile into the other's buffer, lets all its threads come so far, and releases
 the flag to the whole system; then it waits for its own flag and adds what has come. It waits for
 nothing before it has sent, and programs start in one order on both cards, so none waits for what
-cannot come. Tiles cross the link both ways while others are added. Halves change as above.
+cannot come. Tiles cross the link both ways while others are added. Halves change as above, and a
+flag may tell already of the next exchange, whose tile lies in the half that is not read.
 """
 
 import torch
@@ -181,7 +182,7 @@ def _large_sum_kernel(
         b_sum = tl.load(p_residual + b_i, mask=b_in, other=0.0).to(tl.float32)
     p_flags = (p_own + 2 * HALF_BYTES).to(tl.pointer_type(tl.int32))
     there = tl.atomic_add(p_flags + i_tile, 0, sem="acquire", scope="sys")
-    while there != epoch:
+    while there - epoch < 0:  # a difference, since numbers wrap around
         there = tl.atomic_add(p_flags + i_tile, 0, sem="acquire", scope="sys")
     # Past the first-level cache, which may hold what was there two exchanges ago.
     p_from = tl.multiple_of((p_own + half).to(tl.pointer_type(TYPE)), 16)
