@@ -1,6 +1,7 @@
 """Milliseconds of one model step on the CPU, by rows, tokens a row and context.
 
-    python bench/cpu_step.py MODEL [--dtype float32 | --quantized] [--threads 2] [--profile]
+    python bench/cpu_step.py MODEL [--dtype float32 | --quantized] [--threads 2] [--torch-only]
+        [--profile]
 
 MODEL is a local folder or GGUF file. A step is ``model.forward`` and the logits of each row's last
 token, as in serving; blocks of the KV cache are scattered. Prints a table, and one JSON document as
@@ -28,7 +29,9 @@ from zlm.models.registry import Model  # noqa: E402
 from zlm.ops import kv_cache  # noqa: E402
 from zlm.ops.batch import GroupBatch, StepBatch  # noqa: E402
 from zlm.ops.cpu import CpuOps  # noqa: E402
+from zlm.ops.cpu_native import NativeKernels  # noqa: E402
 from zlm.weights.load import GGUFWeights, open_weights  # noqa: E402
+from zlm.worker import native_build  # noqa: E402
 
 BLOCK_SIZE = 16
 MEASURE_SECONDS = 2.0
@@ -131,6 +134,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--quantized", action="store_true", help="keep a GGUF file's codes")
+    parser.add_argument("--torch-only", action="store_true", help="without zlm's own kernels")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -144,7 +148,9 @@ def main() -> None:
     if arguments.quantized:
         assert isinstance(weights, GGUFWeights), "--quantized needs a GGUF file"
         matrix = weights.matrix
-    ops = CpuOps(dtype, quantized=arguments.quantized)
+    library = None if arguments.torch_only else native_build.library()
+    native = None if library is None else NativeKernels(library)
+    ops = CpuOps(dtype, quantized=arguments.quantized, native=native)
     longest = min(spec.max_position, 8192)
     model = registry.build(spec, weights, ops=ops, max_model_len=longest, quantized=matrix)
     load_seconds = time.perf_counter() - began
@@ -165,6 +171,7 @@ def main() -> None:
                 "model": arguments.model,
                 "dtype": arguments.dtype,
                 "quantized": arguments.quantized,
+                "native": native is not None,
                 "threads": arguments.threads,
                 "load_seconds": load_seconds,
                 "steps": steps,

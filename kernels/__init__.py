@@ -1,1 +1,4 @@
-"""GPU kernels, one op a file, installed as ``zlm.kernels``. Flat: no sub-packages."""
+"""Kernels, one op a file, installed as ``zlm.kernels``: Triton, and C for the CPU (``cpu_*.c``).
+
+Flat: no sub-packages.
+"""

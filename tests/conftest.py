@@ -97,3 +97,16 @@ def chromium() -> Iterator[Any]:
         browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def native_kernels() -> Any:
+    """The CPU's compiled kernels."""
+    from zlm.ops.cpu_native import NativeKernels
+    from zlm.worker import native_build
+
+    if not any(map(shutil.which, native_build.COMPILERS)):
+        pytest.skip("no C compiler")
+    library = native_build.library()
+    assert library is not None, "they do not compile"
+    return NativeKernels(library)

@@ -114,7 +114,8 @@ def test_wheel_holds_the_tree(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     packed = {name for name in names if ".dist-info/" not in name}
     expected = {"zlm/py.typed", "zlm/frontend/docs.html"}
-    for path in [*SOURCES, *ROOT.glob("zlm/frontend/ui/*")]:
+    others = [*ROOT.glob("zlm/frontend/ui/*"), *ROOT.glob("kernels/cpu_*.[ch]")]
+    for path in [*SOURCES, *others]:
         parts = path.relative_to(ROOT).parts
         expected.add("/".join(("zlm", *parts) if parts[0] == "kernels" else parts))
     assert packed == expected

@@ -65,6 +65,15 @@ def test_a_gpu_that_torch_cannot_use(
     assert words in finding.text and finding.advice
 
 
+def test_a_cpu_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "missing_gpu", lambda: "there is none")
+    assert one(checks.gpu()).state is State.NOTE
+    monkeypatch.setenv("CC", "/no/such/compiler")
+    _, kernels = checks.gpu()
+    assert kernels.state is State.NOTE and "no C compiler" in kernels.text
+    assert "install gcc" in kernels.advice
+
+
 def test_cards_that_are_held_or_old() -> None:
     gib = 2**30
     facts = {

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from zlm import __version__
 from zlm.supervisor.device import missing_gpu, missing_package
+from zlm.worker import native_build
 
 PACKAGES = ("torch", "triton", "tokenizers", "safetensors", "pyzmq", "msgspec")
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
@@ -94,6 +95,9 @@ def gpu() -> Iterator[Finding]:
     absent = missing_gpu()
     if absent is not None:
         yield Finding(State.NOTE, "gpu", absent, "zlm serves on the CPU here")
+        if native_build.compiler() is None:
+            advice = "apt install gcc, or the like of your system: decoding is faster with kernels"
+            yield Finding(State.NOTE, "kernels", "no C compiler for those of the CPU", advice)
         return
     lacking = missing_package()
     if lacking is not None:

@@ -28,7 +28,7 @@ from zlm.ops.segments import SegmentAttention
 class LayerStep:
     """A step as one layer's attention sees it; layers of one kind share all but the cache."""
 
-    rotation: Tensor  # of the layer's rotary table, for the step's positions
+    rotation: Any  # the backend's, of the layer's rotary table, for the step's positions
     cache: Tensor  # the layer's
     work: Any  # the backend's plan of its KV group
     picked: Tensor | None = None  # the tokens that go on from this layer's attention; None: all

@@ -156,7 +156,7 @@ class PagedAttention(Protocol):
     attention over it.
     """
 
-    def __call__(self, qkv: Tensor, rotation: Tensor, cache: Tensor, work: Any) -> Tensor:
+    def __call__(self, qkv: Tensor, rotation: Any, cache: Tensor, work: Any) -> Tensor:
         """Return [T', Hq * D] for qkv [T', (Hq + 2 Hkv) * D], which is used up.
 
         rotation: of ``Ops.rotation``; work: of ``Ops.plan``, for the layer's KV group. What padding
@@ -250,7 +250,7 @@ class Ops(Protocol):
     def token_ids(self, batch: StepBatch) -> Tensor:
         """Return the ids of the step's tokens and of padding, int64 [T']."""
 
-    def rotation(self, table: Tensor, batch: StepBatch, geometry: Geometry) -> Tensor:
+    def rotation(self, table: Tensor, batch: StepBatch, geometry: Geometry) -> Any:
         """Prepare the rotation of a step for all layers with *table* (``layers.rotary``)."""
 
     def plan(self, batch: StepBatch, group_index: int, cache: Tensor, geometry: Geometry) -> Any:

@@ -1,6 +1,6 @@
-"""The CPU backend: torch's own operations, oneDNN's packed products, packed flash attention.
+"""The CPU backend: torch's operations, oneDNN's packed products, flash attention, a few kernels.
 
-It is also the reference that the GPU backend is tested against.
+Without the kernels it is also the reference that the GPU backend is tested against.
 """
 
 from collections.abc import Callable
@@ -9,14 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zlm.ops import cpu_attention, cpu_linear, cpu_rotary, kv_cache
+from zlm.ops import cpu_linear, cpu_native, cpu_paged, kv_cache
 from zlm.ops.backend import ExpertWeights, GatedProduct, Geometry, Mixture, Norm, Product
 from zlm.ops.batch import StepBatch
 from zlm.ops.block_matrix import BlockMatrix, Rows, Weight, plain, stack
-from zlm.ops.cpu_attention import CpuPlan, HeadScales
 from zlm.ops.cpu_experts import CpuExperts
 from zlm.ops.cpu_linear import CpuGatedProduct, CpuProduct, WideProduct
+from zlm.ops.cpu_native import NativeKernels
 from zlm.ops.cpu_norm import HeadNorms, RMSNorm
+from zlm.ops.cpu_paged import CpuPagedAttention, CpuReadingAttention, CpuRotation, CpuWork
 from zlm.ops.cpu_quantized import FourBits, HeadProduct, QuantizedGated, QuantizedProduct
 from zlm.ops.scores import Scores
 
@@ -35,18 +36,20 @@ class CpuOps:
         kv_dtype: torch.dtype | None = None,
         quantized: bool = False,
         narrow: bool = False,
+        native: NativeKernels | None = None,
     ) -> None:
-        """*kv_dtype*: of keys and values in the cache; None: *dtype*."""
+        """*kv_dtype*: of keys and values in the cache; None: *dtype*. *native*: the kernels."""
         self.device = torch.device("cpu")
         self.dtype = dtype
         self.kv_dtype = kv_dtype or dtype
         self.needs_lengths = True
         self.pdl = False
+        self._native = native
         self._narrow = narrow
         self._min_rows = 1 if quantized else cpu_linear.min_rows(dtype)
 
     def norm(self, weight: Tensor, eps: float) -> RMSNorm:
-        return RMSNorm(weight, eps, self.dtype)
+        return RMSNorm(weight, eps, self.dtype, self._native)
 
     def linear(self, weight: Weight, bias: Tensor | None = None, *, wide: bool = False) -> Product:
         if isinstance(weight, BlockMatrix):
@@ -102,15 +105,15 @@ class CpuOps:
         value_norm: bool = False,
         reads_only: bool = False,
         kv_scales: Tensor | None = None,
-    ) -> "CpuPagedAttention | CpuReadingAttention":
-        scores = Scores(scale, softcap, sinks)
+    ) -> CpuPagedAttention | CpuReadingAttention:
+        scores, native = Scores(scale, softcap, sinks), self._decoding(geometry)
         if reads_only:
             norm = None if q_norm is None else RMSNorm(q_norm, eps)
-            return CpuReadingAttention(geometry, scores, norm, kv_scales)
+            return CpuReadingAttention(geometry, scores, norm, kv_scales, native, self.dtype)
         norms = None
         if q_norm is not None and k_norm is not None:
             norms = HeadNorms(geometry, q_norm, k_norm, eps, values=value_norm)
-        return CpuPagedAttention(geometry, scores, norms, kv_scales)
+        return CpuPagedAttention(geometry, scores, norms, kv_scales, native, self.dtype)
 
     def sandwich(
         self, x: Tensor, hidden: Tensor, inner: Norm, outer: Norm
@@ -123,17 +126,15 @@ class CpuOps:
         short = self._num_rows(batch) - batch.num_tokens
         return F.pad(batch.token_ids, (0, short)) if short else batch.token_ids
 
-    def rotation(self, table: Tensor, batch: StepBatch, geometry: Geometry) -> Tensor:
-        """Return what QKV rows are multiplied with."""
-        num_rotated = geometry.num_heads + geometry.num_kv_heads
-        num_rows, num_values = self._num_rows(batch), geometry.num_kv_heads
-        return cpu_rotary.factors(table, batch.positions, num_rows, num_rotated, num_values)
+    def rotation(self, table: Tensor, batch: StepBatch, geometry: Geometry) -> CpuRotation:
+        num_rows, decodes = self._num_rows(batch), self._num_decodes(batch, geometry)
+        return cpu_paged.rotation(table, batch, geometry, num_rows, decodes)
 
     def plan(
         self, batch: StepBatch, group_index: int, cache: Tensor, geometry: Geometry
-    ) -> CpuPlan:
-        group, num_rows = batch.groups[group_index], self._num_rows(batch)
-        return cpu_attention.plan(batch, group, cache, geometry, num_rows, self.dtype)
+    ) -> CpuWork:
+        num_rows, decodes = self._num_rows(batch), self._num_decodes(batch, geometry)
+        return cpu_paged.plan(batch, group_index, cache, geometry, num_rows, decodes, self.dtype)
 
     def finish(
         self, batch: StepBatch, caches: list[Tensor], layer_groups: list[int], hidden: Tensor
@@ -158,6 +159,15 @@ class CpuOps:
     def _num_rows(self, batch: StepBatch) -> int:
         """Return T': the step's tokens, padded to the fewest rows worth computing."""
         return max(batch.num_tokens, self._min_rows)
+
+    def _num_decodes(self, batch: StepBatch, geometry: Geometry) -> int:
+        """Return how many of the step's first rows are the kernels'."""
+        return 0 if self._decoding(geometry) is None else batch.num_decodes
+
+    def _decoding(self, geometry: Geometry) -> NativeKernels | None:
+        """Return the kernels, if decode attention of this form is theirs."""
+        fits = cpu_native.takes(geometry, self.dtype, self.kv_dtype)
+        return self._native if fits else None
 
 
 class CpuEmbedding:
@@ -194,63 +204,3 @@ class CpuLMHead:
         if self.softcap:
             logits.div_(self.softcap).tanh_().mul_(self.softcap)
         return logits
-
-
-class CpuPagedAttention:
-    """See ``zlm.ops.backend.PagedAttention``.
-
-    Norm and rotation take q and k as one tensor of heads, and keys with values go to the cache in
-    one write: nothing of the QKV rows is copied on the way.
-    """
-
-    def __init__(
-        self,
-        geometry: Geometry,
-        scores: Scores,
-        norms: HeadNorms | None,
-        kv_scales: Tensor | None = None,
-    ) -> None:
-        self.geometry = geometry
-        self.scores = scores
-        self.norms = norms  # of q and k
-        self.kv_scales = kv_scales
-        self.scales = None if kv_scales is None else HeadScales.of(kv_scales, geometry)
-
-    def __call__(self, qkv: Tensor, rotation: Tensor, cache: Tensor, work: CpuPlan) -> Tensor:
-        geometry = self.geometry
-        if self.norms is not None:
-            self.norms.apply_(qkv)
-        qkv = cpu_rotary.rotate(qkv, rotation)
-        kv_cache.write(cache, qkv[:, geometry.q_row :], work.slots, self.kv_scales)
-        return work.run(qkv, cache, self.scores, self.scales)
-
-
-class CpuReadingAttention:
-    """See ``zlm.ops.backend.PagedAttention``: with keys and values that another layer has stored.
-
-    Those of the step's own tokens are read back from the cache, so that rows are like any others.
-    """
-
-    def __init__(
-        self,
-        geometry: Geometry,
-        scores: Scores,
-        norm: RMSNorm | None,
-        kv_scales: Tensor | None = None,
-    ) -> None:
-        self.geometry = geometry
-        self.scores = scores
-        self.norm = norm  # of each head of q
-        self.scales = None if kv_scales is None else HeadScales.of(kv_scales, geometry)
-
-    def __call__(self, qkv: Tensor, rotation: Tensor, cache: Tensor, work: CpuPlan) -> Tensor:
-        """Return [T', Hq * D] for *qkv* [T', Hq * D], queries alone."""
-        geometry, num_tokens = self.geometry, work.slots.shape[0]
-        if self.norm is not None:
-            self.norm.apply_(qkv.view(qkv.shape[0], -1, geometry.head_dim))
-        rows = qkv.new_zeros(qkv.shape[0], geometry.row)
-        rows[:, : geometry.q_row] = cpu_rotary.rotate(qkv, rotation[:, : geometry.q_row // 2])
-        if cache.dtype == rows.dtype:  # else prompts too are read from the cache
-            stored = cache.view(-1, geometry.row - geometry.q_row).index_select(0, work.slots)
-            rows[:num_tokens, geometry.q_row :] = stored
-        return work.run(rows, cache, self.scores, self.scales)

@@ -186,16 +186,19 @@ def plan(
     geometry: Geometry,
     num_rows: int,
     dtype: torch.dtype,
+    first_row: int = 0,
 ) -> CpuPlan:
     """Plan the attention of *batch* for the layers of a KV group; *cache* is any of theirs.
 
-    Queries are of *dtype* and come in *num_rows* rows: the T tokens of the step, then padding.
+    Queries are of *dtype* and come in *num_rows* rows: the T tokens of the step, then padding. The
+    step's rows before *first_row*, of one token each, are left out.
     """
     block_size = cache.shape[1]
     prompts: list[Prompts] = []
     pieces: list[Piece] = []
     token = 0
-    for row, (length, context) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
+    for row in range(first_row, batch.num_rows):
+        length, context = batch.query_lens[row], batch.context_lens[row]
         whole = length == context and (not group.window or length <= abs(group.window))
         if whole and length > 1 and cache.dtype == dtype:
             _add_prompt(prompts, token, length)
@@ -216,7 +219,7 @@ def plan(
         packets.append(_packet(first, members, group, scratch, kind))
         first += len(members) * members[0].length
     order, restore = _orders(prompts, packs, num_rows)
-    return CpuPlan(geometry, group.slot_mapping, prompts, packets, order, restore)
+    return CpuPlan(geometry, group.slot_mapping[first_row:], prompts, packets, order, restore)
 
 
 def _view(

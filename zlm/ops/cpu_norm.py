@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from zlm.ops.backend import Geometry
+from zlm.ops.cpu_native import LANES, TYPES, NativeKernels
 
 
 class RMSNorm:
@@ -17,8 +18,16 @@ class RMSNorm:
     *weight* has a shape that x [..., D] ends with: [D], or [heads, D] for one weight a head.
     """
 
-    def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        eps: float,
+        dtype: torch.dtype | None = None,
+        native: NativeKernels | None = None,
+    ) -> None:
+        """*native*: computes rows of what it takes."""
         size = weight.shape[-1]
+        self._native = native if size % LANES == 0 and weight.dim() == 1 else None
         self.eps = eps
         self.weight = weight.float()
         self.dtype = dtype
@@ -32,6 +41,8 @@ class RMSNorm:
 
     def to(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the norm of x in *dtype*."""
+        if self._native is not None and x.dim() == 2 and x.dtype in TYPES and dtype in TYPES:
+            return self._native.rms_norm(x.contiguous(), self.weight, self.eps, dtype)
         wide = x if x.dtype == torch.float32 else x.float()
         root = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         out = (wide / torch.hypot(root, self._floor)).mul_(self._scaled_weight)
@@ -59,6 +70,11 @@ class HeadNorms:
         values: bool = False,
     ) -> None:
         """The weights are [D], of each head, or of all heads together. *values*: heads of v too."""
+        self.eps = eps
+        # Final weights of the norm of each head of q and of k, if that is all there is.
+        self.of_each_head: tuple[Tensor, Tensor] | None = None
+        if q_weight.shape[0] == geometry.head_dim and not values:
+            self.of_each_head = q_weight, k_weight
         num_q, num_k = geometry.num_heads, geometry.num_kv_heads
         end_q, end_k = geometry.q_row, geometry.q_row + num_k * geometry.head_dim
         if q_weight.shape[0] == geometry.head_dim:

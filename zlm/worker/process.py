@@ -21,7 +21,7 @@ from zlm.ops import cpu_process
 from zlm.process import cluster, garbage, notes
 from zlm.process.child import Child, run
 from zlm.process.heartbeat import Heartbeat
-from zlm.worker import kernel_farm, ranks
+from zlm.worker import kernel_farm, native_build, ranks
 from zlm.worker.runner import Runner
 
 QUIET_MS = 300  # without a message before anything is done that a step would have to wait for
@@ -41,7 +41,10 @@ def serve(child: Child) -> None:
     importing = threading.Thread(target=importlib.import_module, args=("zlm.worker.startup",))
     importing.start()
     launch = _wait_for_launch(inbox)
-    farm = None if launch is None else kernel_farm.start_early(launch.resolved, child.index)
+    farm = None
+    if launch is not None:
+        farm = kernel_farm.start_early(launch.resolved, child.index)
+        native_build.start_early(launch.resolved)
     importing.join()
     garbage.resume()
     if launch is None:

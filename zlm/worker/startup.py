@@ -23,13 +23,21 @@ from zlm.models import registry, shares
 from zlm.ops import cpu_process
 from zlm.ops.backend import Ops
 from zlm.ops.cpu import CpuOps
+from zlm.ops.cpu_native import NativeKernels
 from zlm.ops.parallel import ALONE, Parallel
 from zlm.weights.load import GGUFWeights, open_weights
 from zlm.weights.load_progress import LoadProgress
 from zlm.weights.mxfp4 import MXFP4Weights
 from zlm.weights.online import OnlineQuantized
 from zlm.weights.quantized import QuantizedWeights
-from zlm.worker import compute_type, group_caches, kernel_cache, memory_plan, pooling_startup
+from zlm.worker import (
+    compute_type,
+    group_caches,
+    kernel_cache,
+    memory_plan,
+    native_build,
+    pooling_startup,
+)
 from zlm.worker.dummy_weights import DummyWeights
 from zlm.worker.kernel_farm import Farm
 from zlm.worker.memory_plan import MemoryPlan
@@ -87,7 +95,7 @@ def start(
     keep, dtype, narrow = _compute_type(resolved, group, free_bytes)
     say("loading weights")
     kv_dtype = group_caches.kv_type(resolved, dtype)
-    ops = CpuOps(dtype, kv_dtype=kv_dtype, quantized=keep, narrow=narrow)
+    ops = CpuOps(dtype, kv_dtype=kv_dtype, quantized=keep, narrow=narrow, native=_kernels())
     model = load_model(resolved, ops, say, keep_quantized=keep, parallel=group.parallel)
     say("allocating the KV cache")
     own = shares.resolved_of_worker(resolved, rank)
@@ -125,6 +133,16 @@ def _compute_type(
             dtype = types.index(compute_type.choose(options.dtype, spec, free_bytes=free_bytes))
     keep, dtype, narrow = group.of_first((keep, dtype, narrow))
     return bool(keep), types[dtype], bool(narrow)
+
+
+def _kernels() -> NativeKernels | None:
+    """Return the CPU's compiled kernels, if this machine can have them."""
+    library = native_build.library()
+    try:
+        return None if library is None else NativeKernels(library)
+    except OSError as error:
+        log.warning("the CPU kernels cannot be loaded, decoding takes longer: %s", error)
+        return None
 
 
 def load_model(

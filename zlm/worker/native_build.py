@@ -1,0 +1,125 @@
+"""Compiles the CPU's kernels (``kernels/cpu_*.c``) for this machine, and keeps the result.
+
+The library lies beside the GPU's compiled kernels, under a name made of all that it depends on:
+sources, flags, compiler and the processor's abilities. Where it cannot be made, torch's operations
+do the same more slowly, and a warning says why. Imports no torch.
+"""
+
+import functools
+import hashlib
+import importlib.util
+import logging
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+
+from zlm.config import Resolved
+from zlm.worker import kernel_cache
+
+FLAGS = [
+    "-std=gnu11", "-O3", "-march=native", "-fPIC", "-fopenmp",
+    "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi",
+]  # fmt: skip
+COMPILERS = ("gcc", "cc", "clang")
+LIMIT_SECONDS = 60.0
+
+log = logging.getLogger("zlm.worker")
+
+
+def start_early(resolved: Resolved) -> None:
+    """Have the library compiled, if it is not there, while torch is imported."""
+    if resolved.device == "cpu" and resolved.spec.pooling is None:
+        threading.Thread(target=library, name="zlm-cpu-kernels", daemon=True).start()
+
+
+def library() -> Path | None:
+    """Return this process's library; waits for what ``start_early`` has begun."""
+    with _building:
+        return _library()
+
+
+_building = threading.Lock()
+
+
+@functools.cache
+def _library() -> Path | None:
+    return build()
+
+
+def build(environment: MutableMapping[str, str] = os.environ) -> Path | None:
+    """Return the library, compiled now or at an earlier start; None if there cannot be one."""
+    sources = _sources()
+    chosen = compiler(environment)
+    if chosen is None:
+        log.warning("no C compiler: decoding takes longer without kernels; install gcc")
+        return None
+    try:
+        folder = kernel_cache.prepare(environment)
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / f"zlm-cpu-{_digest(sources, chosen)}.so"
+        if not target.is_file():
+            _compile(chosen, sources, target)
+    except (OSError, subprocess.SubprocessError) as error:
+        words = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
+        log.warning("the CPU kernels cannot be compiled, decoding takes longer: %s", words.strip())
+        return None
+    return target
+
+
+def compiler(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the C compiler: CC, as Triton takes it, or the first that is there."""
+    names = [environment["CC"]] if environment.get("CC") else COMPILERS
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+def _sources() -> list[Path]:
+    spec = importlib.util.find_spec("zlm.kernels")
+    folders = spec.submodule_search_locations if spec is not None else None
+    return sorted(file for folder in folders or () for file in Path(folder).glob("cpu_*.[ch]"))
+
+
+def _digest(sources: list[Path], compiler: str) -> str:
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, check=True, timeout=LIMIT_SECONDS
+    )
+    facts = [version.stdout, " ".join(FLAGS).encode(), _abilities()]
+    digest = hashlib.sha256()
+    for fact in [*facts, *(path.read_bytes() for path in sources)]:
+        digest.update(len(fact).to_bytes(8, "little") + fact)
+    return digest.hexdigest()[:32]
+
+
+def _abilities() -> bytes:
+    """Return what tells this kind of processor from others: -march=native depends on it."""
+    try:
+        told = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        told = ""
+    lines = re.findall(r"(?m)^(?:flags|Features|model name|cpu family|model)\s*:.*$", told)
+    return "\n".join([platform.machine(), *dict.fromkeys(lines)]).encode()
+
+
+def _compile(compiler: str, sources: list[Path], target: Path) -> None:
+    """Compile to *target*, which appears whole or not at all.
+
+    Objects are linked without OpenMP's library: the functions that they call are then those of the
+    one that torch has loaded, whatever its name, whose threads are so torch's.
+    """
+    with tempfile.TemporaryDirectory(prefix=".zlm-cpu-", dir=target.parent) as folder:
+        library, objects = f"{folder}/library.so", []
+        for source in sources:
+            if source.suffix == ".c":
+                objects.append(f"{folder}/{source.stem}.o")
+                _run([compiler, *FLAGS, "-c", str(source), "-o", objects[-1]])
+        _run([compiler, "-shared", "-o", library, *objects])
+        os.replace(library, target)
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_SECONDS)
