@@ -19,6 +19,8 @@ from zlm.config import ModelSpec
 from zlm.models import registry
 from zlm.models.config import load_spec
 from zlm.ops.cpu import CpuOps
+from zlm.ops.cpu_codes import MOST_ROWS
+from zlm.ops.cpu_native import NativeKernels
 from zlm.ops.cpu_quantized import is_usable
 from zlm.ops.kv_cache import FP8
 from zlm.tokenizer.load import load_vocabulary
@@ -45,17 +47,26 @@ def config_json(spec: ModelSpec) -> dict[str, object]:
     }
 
 
-def losses(folder: Path, ids: list[int], kv_dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """Return what each of *ids* but the first costs, in nats, in a model served from *folder*."""
+def losses(
+    folder: Path,
+    ids: list[int],
+    kv_dtype: torch.dtype = torch.bfloat16,
+    native: NativeKernels | None = None,
+) -> torch.Tensor:
+    """Return what each of *ids* but the first costs, in nats, in a model served from *folder*.
+
+    With the kernels *native* steps are short enough for codes of 4 bits.
+    """
+    step = 50 if native is None else MOST_ROWS
     spec = load_spec(folder)
     keeps = spec.quantization is not None and is_usable()
     weights = open_weights(folder, spec)
-    ops = CpuOps(torch.bfloat16, kv_dtype=kv_dtype, quantized=keeps)
+    ops = CpuOps(torch.bfloat16, kv_dtype=kv_dtype, quantized=keeps, native=native)
     matrix = weights.matrix if keeps and isinstance(weights, QuantizedWeights) else None
     model = registry.build(spec, weights, ops=ops, max_model_len=256, quantized=matrix)
     sequences = PagedSequences(model, spec, dtype=kv_dtype, ops=ops)
     logits = torch.cat(
-        [sequences.step([(0, ids[at : at + 50])])[0] for at in range(0, len(ids), 50)]
+        [sequences.step([(0, ids[at : at + step])])[0] for at in range(0, len(ids), step)]
     )
     return -logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])
 
@@ -81,10 +92,12 @@ SLOW = ("gptq",)  # as AWQ, but for how codes are laid out
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MOST]
 )
-def test_perplexity(plain: tuple[Path, list[int], float], tmp_path: Path, case: str) -> None:
+def test_perplexity(
+    plain: tuple[Path, list[int], float], tmp_path: Path, case: str, native_kernels: NativeKernels
+) -> None:
     folder, ids, exact = plain
     quantized(folder, tmp_path / "quantized", *CASES[case])
-    loss = losses(tmp_path / "quantized", ids).mean().item()
+    loss = losses(tmp_path / "quantized", ids, native=native_kernels).mean().item()
     assert math.exp(loss - exact) < MOST[case]
 
 

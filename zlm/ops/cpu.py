@@ -13,6 +13,7 @@ from zlm.ops import cpu_linear, cpu_native, cpu_paged, kv_cache
 from zlm.ops.backend import ExpertWeights, GatedProduct, Geometry, Mixture, Norm, Product
 from zlm.ops.batch import StepBatch
 from zlm.ops.block_matrix import BlockMatrix, Rows, Weight, plain, stack
+from zlm.ops.cpu_codes import Codes
 from zlm.ops.cpu_experts import CpuExperts
 from zlm.ops.cpu_linear import CpuGatedProduct, CpuProduct, WideProduct
 from zlm.ops.cpu_native import NativeKernels
@@ -54,7 +55,7 @@ class CpuOps:
     def linear(self, weight: Weight, bias: Tensor | None = None, *, wide: bool = False) -> Product:
         if isinstance(weight, BlockMatrix):
             assert not wide, "products of quantized weights are bfloat16"
-            return QuantizedProduct(weight, bias, narrow=self._narrow)
+            return QuantizedProduct(weight, bias, narrow=self._narrow, native=self._native)
         if wide and weight.dtype != torch.float32:
             return WideProduct(weight, bias)
         return CpuProduct(cpu_linear.pack(weight, bias))
@@ -72,7 +73,8 @@ class CpuOps:
             if isinstance(both, BlockMatrix):
                 biases = [bias for bias in (gate_bias, up_bias) if bias is not None]
                 bias = torch.cat(biases) if biases else None
-                return QuantizedGated(both, bias, activation, narrow=self._narrow)
+                narrow, native = self._narrow, self._native
+                return QuantizedGated(both, bias, activation, narrow=narrow, native=native)
         gate, up = plain(gate, self.dtype), plain(up, self.dtype)
         packed = cpu_linear.pack(gate, gate_bias), cpu_linear.pack(up, up_bias)
         return CpuGatedProduct(*packed, activation)
@@ -88,8 +90,9 @@ class CpuOps:
 
     def lm_head(self, weight: Weight, softcap: float) -> "CpuLMHead":
         if isinstance(weight, BlockMatrix):
-            kind = QuantizedProduct if FourBits.takes(weight) else HeadProduct
-            return CpuLMHead(kind(weight, narrow=self._narrow), softcap)
+            own = Codes.takes(weight, self._native)
+            kind = QuantizedProduct if FourBits.takes(weight) and not own else HeadProduct
+            return CpuLMHead(kind(weight, narrow=self._narrow, native=self._native), softcap)
         return CpuLMHead(cpu_linear.pack(weight), softcap)
 
     def attention(

@@ -1,10 +1,11 @@
-"""The CPU kernels of ``kernels/cpu_*.c`` as functions on tensors: decode attention and RMSNorm.
+"""The library of ``kernels/cpu_*.c``: decode attention and RMSNorm as functions on tensors.
 
 Why C: a decode step of a small model is some ten small operations a layer, each over a few
 kilobytes. In torch each is a call of several microseconds, and keys and values are copied out of
 their blocks first; here a layer's are two calls, and keys and values are read where they lie.
 
-``zlm.worker.native_build`` compiles them. Structures are those of ``kernels/cpu_decode.c``.
+``zlm.worker.native_build`` compiles it; ``zlm.ops.cpu_codes`` has its products. Structures are
+those of ``kernels/cpu_decode.c``.
 """
 
 import ctypes
@@ -78,6 +79,18 @@ class NativeKernels:
         self._decode: Any = library.zlm_decode_attention
         self._decode.restype = None
         self._decode.argtypes = [pointer] * 6
+        # Structures and types of zlm.ops.cpu_codes, whose products these are.
+        self.product: Any = library.zlm_product
+        self.product.restype = None
+        self.product.argtypes = [pointer] * 5 + [integer] * 2
+        self.has_products = bool(library.zlm_has_products())
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def scratch(self, size: int) -> int:
+        """Return the address of *size* bytes, which are the caller's until the next call."""
+        if self._scratch.numel() < size:
+            self._scratch = torch.empty(size, dtype=torch.uint8)
+        return self._scratch.data_ptr()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         """Return x / sqrt(mean(x²) + eps) * weight in *dtype*, computed in float32.

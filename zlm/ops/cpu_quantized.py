@@ -1,6 +1,7 @@
-"""Products with quantized weights on the CPU: 4-bit codes for few rows, int8 for many.
+"""Products with quantized weights on the CPU: their codes for few rows, bfloat16 or int8 for many.
 
-What a step of few rows waits for is memory, so it reads the 4-bit codes as they are: torch's
+What a step of few rows waits for is memory, so it reads the codes as they are, by a kernel of ours
+(``zlm.ops.cpu_codes``), or, where that cannot be had, those of 4 bits by torch's
 ``_weight_int4pack_mm_for_cpu``, bfloat16 activations, a bfloat16 scale and zero for each group of
 columns. With more rows the arithmetic counts: oneDNN's int8 product (VNNI), for which each row of
 the weight is rounded once more, to int8 with one scale, and each row of activations as it comes.
@@ -23,15 +24,18 @@ Times of SmolLM2's products, ms, 2 threads of a shared AVX512-VNNI host, weights
 
 import functools
 import math
+import sys
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from zlm.ops import cpu_linear
+from zlm.ops import cpu_codes, cpu_linear
 from zlm.ops.backend import Norm
 from zlm.ops.block_matrix import PIECE_VALUES, BlockMatrix, Weight, plain, take_rows
+from zlm.ops.cpu_codes import Codes
 from zlm.ops.cpu_linear import activate
+from zlm.ops.cpu_native import NativeKernels
 
 HEAD_ROWS = 32  # rows that a large head multiplies at a time: their logits are large, too
 LARGE_HEAD_BYTES = 128 << 20  # in bfloat16
@@ -47,22 +51,43 @@ MIDDLE = 128  # the zero point of activations: oneDNN wants them unsigned
 
 
 class QuantizedProduct:
-    """See ``zlm.ops.backend.Product``. *narrow*: many rows are multiplied in int8."""
+    """See ``zlm.ops.backend.Product``. *narrow*: many rows are multiplied in int8.
+
+    *native*: few rows are multiplied by its kernel, if it takes the matrix; all of them, if this is
+    *narrow* or codes have 8 bits. Bfloat16's product is a fifth faster for many rows, but takes two
+    bytes a weight more.
+    """
 
     def __init__(
-        self, matrix: BlockMatrix, bias: Tensor | None = None, *, narrow: bool = False
+        self,
+        matrix: BlockMatrix,
+        bias: Tensor | None = None,
+        *,
+        narrow: bool = False,
+        native: NativeKernels | None = None,
     ) -> None:
-        self._codes = FourBits(matrix) if FourBits.takes(matrix) else None
+        self._own: Codes | None = None
+        self._own_rows = cpu_codes.MOST_ROWS
+        self._codes: FourBits | None = None
+        self._bias = bias
+        if native is not None and Codes.takes(matrix, native):
+            self._own = Codes(matrix, bias, native)
+            if narrow or self._own.bits == 8:
+                self._own_rows = sys.maxsize
+                return
+        elif FourBits.takes(matrix):
+            self._codes = FourBits(matrix)
         self._many: Callable[[Tensor], Tensor]
         if narrow:
             self._many = EightBits(matrix)
         else:
             self._many = cpu_linear.pack(matrix.dequantize(torch.bfloat16))
-        self._bias = bias
         self._input_scale = matrix.input_scale
         self._type = matrix.codes.dtype
 
     def __call__(self, x: Tensor, norm: Norm | None = None) -> Tensor:
+        if (own := self.own(x)) is not None:
+            return own(x, norm)
         rows = x if norm is None else norm(x)
         if self._input_scale:
             codes = rounded(rows, self._input_scale, self._type)
@@ -72,7 +97,13 @@ class QuantizedProduct:
         return product if self._bias is None else product.add_(self._bias)
 
     def add(self, x: Tensor, residual: Tensor, norm: Norm | None = None) -> Tensor:
+        if (own := self.own(x)) is not None:
+            return own.add(x, residual, norm)
         return residual.add_(self(x, norm))
+
+    def own(self, x: Tensor) -> Codes | None:
+        """Return the codes, if they are to multiply x [T', K]."""
+        return self._own if x.shape[0] <= self._own_rows else None
 
     def multiply(self, x: Tensor) -> Tensor:
         """Return x @ W.T, bfloat16 [T', N], for bfloat16 x [T', K]."""
@@ -93,12 +124,20 @@ class QuantizedGated:
     """See ``zlm.ops.backend.GatedProduct``: gate and up are one weight, one on top of the other."""
 
     def __init__(
-        self, matrix: BlockMatrix, bias: Tensor | None, activation: str, *, narrow: bool = False
+        self,
+        matrix: BlockMatrix,
+        bias: Tensor | None,
+        activation: str,
+        *,
+        narrow: bool = False,
+        native: NativeKernels | None = None,
     ) -> None:
-        self._both = QuantizedProduct(matrix, bias, narrow=narrow)
+        self._both = QuantizedProduct(matrix, bias, narrow=narrow, native=native)
         self._activation = activation
 
     def __call__(self, x: Tensor, norm: Norm | None = None) -> Tensor:
+        if (own := self._both.own(x)) is not None:
+            return own.gated(x, norm, self._activation)
         gate, up = self._both(x, norm).chunk(2, dim=1)
         return activate(gate, self._activation).mul_(up)
 
@@ -134,16 +173,23 @@ class FourBits:
 
 
 class HeadProduct:
-    """The product with a head, float32, of weights of 8 bits; of bfloat16 for many rows.
+    """The product with a head, float32: *native*'s, if it takes the matrix.
 
-    Few rows of activations have 16 bits: each is rounded to 8, and what is left over to 8 more, as
-    a row of its own. That costs little while the weights' bytes are what takes the time. For many
-    rows a large head, or one that is to be *narrow*, rounds them to 8: it has no other weights.
+    Else of weights of 8 bits, and of bfloat16 for many rows. Few rows of activations have 16 bits:
+    each is rounded to 8, and what is left over to 8 more, as a row of its own. That costs little
+    while the weights' bytes are what takes the time. For many rows a large head, or one that is to
+    be *narrow*, rounds them to 8: it has no other weights.
     Gemma 3 270M over a text, mean KL divergence from float32 (2026-11): 0.0043 with 16 bits, 0.0051
     with 8, and 0.0043 with a head of bfloat16, 168 MB more.
     """
 
-    def __init__(self, matrix: BlockMatrix, *, narrow: bool = False) -> None:
+    def __init__(
+        self, matrix: BlockMatrix, *, narrow: bool = False, native: NativeKernels | None = None
+    ) -> None:
+        self._own: Codes | None = None
+        if native is not None and Codes.takes(matrix, native):
+            self._own = Codes(matrix, None, native)
+            return
         self._bits = EightBits(matrix)
         self._many: Callable[[Tensor], Tensor] = self._in_parts
         if not narrow and 2 * matrix.codes.numel() < LARGE_HEAD_BYTES:
@@ -151,6 +197,8 @@ class HeadProduct:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [S, V], float32 or bfloat16, for x [S, H]."""
+        if self._own is not None:
+            return self._own.wide(x)
         return self._bits.finely(x) if x.shape[0] <= FEW_ROWS else self._many(x)
 
     def _in_parts(self, x: Tensor) -> Tensor:

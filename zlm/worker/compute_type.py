@@ -81,7 +81,7 @@ def is_short(spec: ModelSpec, free_bytes: int) -> bool:
     both = weight_bytes(spec, 3)  # 2.6 bytes each, and the embedding's codes
     short = both > free_bytes // 2
     if short:
-        log.info("products of many rows are of 8 bits: %.1f GiB are free", free_bytes / 2**30)
+        log.info("weights have no bfloat16 form: %.1f GiB are free", free_bytes / 2**30)
     return short
 
 
