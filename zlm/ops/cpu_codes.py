@@ -65,6 +65,7 @@ class Codes:
         pointers = self._codes.data_ptr(), self._factors.data_ptr()
         self._weight = _Weight(*pointers, rows // PANEL, columns, group, self.bits)
         self._native = native
+        self.can_gate = rows % (2 * PANEL) == 0  # see ``gated``
 
     @staticmethod
     def takes(matrix: BlockMatrix, native: NativeKernels | None) -> bool:

@@ -106,10 +106,7 @@ class CpuPagedAttention:
             self._decode = Decode(native, layer, geometry, before)
 
     def __call__(self, qkv: Tensor, rotation: CpuRotation, cache: Tensor, work: CpuWork) -> Tensor:
-        if work.num_decodes:
-            assert self._decode is not None
-            return self._decode(self._others, qkv, rotation, cache, work)
-        return self._others(qkv, rotation, cache, work)
+        return _attend(self._decode, self._others, qkv, rotation, cache, work)
 
     def _others(self, qkv: Tensor, rotation: CpuRotation, cache: Tensor, work: CpuWork) -> Tensor:
         assert rotation.factors is not None and work.rest is not None
@@ -150,10 +147,7 @@ class CpuReadingAttention:
 
     def __call__(self, qkv: Tensor, rotation: CpuRotation, cache: Tensor, work: CpuWork) -> Tensor:
         """Return [T', Hq * D] for *qkv* [T', Hq * D], queries alone."""
-        if work.num_decodes:
-            assert self._decode is not None
-            return self._decode(self._others, qkv, rotation, cache, work)
-        return self._others(qkv, rotation, cache, work)
+        return _attend(self._decode, self._others, qkv, rotation, cache, work)
 
     def _others(self, qkv: Tensor, rotation: CpuRotation, cache: Tensor, work: CpuWork) -> Tensor:
         geometry, plan = self.geometry, work.rest
@@ -181,18 +175,32 @@ class Decode:
     geometry: Geometry
     before: Callable[[Tensor], None] | None  # norms that the kernels do not have, in place
 
-    def __call__(
-        self, others: Others, qkv: Tensor, rotation: CpuRotation, cache: Tensor, work: CpuWork
-    ) -> Tensor:
-        """Return the attention of a step that decodes, *others* of its rows that do not."""
+    def __call__(self, qkv: Tensor, rotation: CpuRotation, cache: Tensor, work: CpuWork) -> Tensor:
+        """Return [T', Hq * D], of which the rows that decode are written."""
         assert work.decodes is not None and rotation.decodes is not None
-        count = work.num_decodes
         if self.before is not None:
-            self.before(qkv[:count])
+            self.before(qkv[: work.num_decodes])
         out = qkv.new_empty(qkv.shape[0], self.geometry.q_row)
         self.native.decode_attention(self.layer, work.decodes, rotation.decodes, qkv, cache, out)
-        if work.rest is not None:
-            out[count:] = others(qkv[count:], rotation, cache, work)
-        elif count < out.shape[0]:
-            out[count:].zero_()  # padding
         return out
+
+
+def _attend(
+    decode: Decode | None,
+    others: Others,
+    qkv: Tensor,
+    rotation: CpuRotation,
+    cache: Tensor,
+    work: CpuWork,
+) -> Tensor:
+    """Return the attention of a step: *decode*'s of its first rows, *others*' of the rest."""
+    count = work.num_decodes
+    if not count:
+        return others(qkv, rotation, cache, work)
+    assert decode is not None
+    out = decode(qkv, rotation, cache, work)
+    if work.rest is not None:
+        out[count:] = others(qkv[count:], rotation, cache, work)
+    elif count < out.shape[0]:
+        out[count:].zero_()  # padding
+    return out

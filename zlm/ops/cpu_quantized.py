@@ -136,7 +136,8 @@ class QuantizedGated:
         self._activation = activation
 
     def __call__(self, x: Tensor, norm: Norm | None = None) -> Tensor:
-        if (own := self._both.own(x)) is not None:
+        own = self._both.own(x)
+        if own is not None and own.can_gate:
             return own.gated(x, norm, self._activation)
         gate, up = self._both(x, norm).chunk(2, dim=1)
         return activate(gate, self._activation).mul_(up)
