@@ -20,7 +20,6 @@
 
 #define CHUNK 64
 #define MAX_DIM 512
-#define TILE 4 /* heads that go over the keys together */
 #define AHEAD 16 /* keys that the first chunk fetches ahead */
 
 struct layer { /* the same for all steps */
@@ -78,9 +77,9 @@ static void turn(float *head, const float *factors, int dim) {
 /* Writes the head at x + at, normed and turned, to out. */
 INLINE void prepare(const void *x, int64_t at, const float *norm, const struct layer *layer,
                     float *out, int type) {
-    f32x16 squares = {0};
+    floats squares = {0};
     for (int i = 0; i < layer->dim; i += LANES) {
-        f32x16 values = load(x, at + i, type);
+        floats values = load(x, at + i, type);
         squares += values * values;
         store(out, i, values, FLOAT32);
     }
@@ -126,12 +125,12 @@ INLINE void multiply(const struct work *work, const float (*q)[MAX_DIM], const s
             fetch(work->cache, at[k] + values, dim, type);
             if (is_first && ahead <= last) fetch(work->cache, keys->at[ahead], dim, type);
         }
-        f32x16 dots[TILE][4] = {{{0}}};
+        floats dots[TILE][4] = {{{0}}};
         for (int d = 0; d < dim; d += LANES) {
-            f32x16 key[4];
+            floats key[4];
             for (int k = 0; k < 4; k++) key[k] = load(work->cache, at[k] + d, type);
             for (int h = 0; h < HEADS; h++) {
-                f32x16 query = load(q[h], d, FLOAT32);
+                floats query = load(q[h], d, FLOAT32);
                 for (int k = 0; k < 4; k++) dots[h][k] += query * key[k];
             }
         }
@@ -145,12 +144,12 @@ INLINE void multiply(const struct work *work, const float (*q)[MAX_DIM], const s
 /* Turns products into weights, and what was found before into what it is beside them. */
 static void weigh(const struct layer *layer, float *scores, int count, struct found *found,
                   float *shrink) {
-    f32x16 most = splat(found->most);
+    floats most = splat(found->most);
     int whole = (count + LANES - 1) / LANES * LANES;
     for (int i = 0; i < whole; i += LANES) {
-        f32x16 values = load(scores, i, FLOAT32) * layer->scale;
+        floats values = load(scores, i, FLOAT32) * layer->scale;
         if (layer->softcap) { /* c tanh(s / c), with tanh y = 1 - 2 / (e^2y + 1) */
-            f32x16 twice = exponential(values * (2.0f / layer->softcap));
+            floats twice = exponential(values * (2.0f / layer->softcap));
             values = layer->softcap * (1.0f - 2.0f / (twice + 1.0f));
         }
         store(scores, i, values, FLOAT32);
@@ -159,9 +158,9 @@ static void weigh(const struct layer *layer, float *scores, int count, struct fo
     }
     float now = largest(most);
     *shrink = exponential(splat(found->most - now))[0];
-    f32x16 total = {0};
+    floats total = {0};
     for (int i = 0; i < whole; i += LANES) {
-        f32x16 weights = exponential(load(scores, i, FLOAT32) - now);
+        floats weights = exponential(load(scores, i, FLOAT32) - now);
         store(scores, i, weights, FLOAT32);
         total += weights;
     }
@@ -174,14 +173,14 @@ INLINE void add(const struct work *work, const struct keys *keys, const struct k
                 const float (*weights)[CHUNK], const float *shrink, struct found *found,
                 const int HEADS, const int VECTORS, const int type) {
     const int64_t values = work->layer->kv_heads * work->layer->dim + d;
-    f32x16 totals[TILE][4];
+    floats totals[TILE][4];
     for (int h = 0; h < HEADS; h++)
         for (int v = 0; v < VECTORS; v++)
             totals[h][v] = load(found[h].values, d + v * LANES, FLOAT32) * shrink[h];
     for (int i = 0; i < keys->count; i++) {
         if (i < next->count) fetch(work->cache, next->at[i] + d, VECTORS * LANES, type);
         for (int v = 0; v < VECTORS; v++) {
-            f32x16 value = load(work->cache, keys->at[i] + values + v * LANES, type);
+            floats value = load(work->cache, keys->at[i] + values + v * LANES, type);
             for (int h = 0; h < HEADS; h++) totals[h][v] += weights[h][i] * value;
         }
     }
@@ -213,19 +212,21 @@ INLINE void attend(const struct work *work, const float (*q)[MAX_DIM], struct fo
 
 INLINE void attend_heads(const struct work *work, const float (*q)[MAX_DIM], struct found *found,
                          int heads, const int type) {
-    switch (heads) {
-    case 1: attend(work, q, found, 1, type); break;
-    case 2: attend(work, q, found, 2, type); break;
-    case 3: attend(work, q, found, 3, type); break;
-    default: attend(work, q, found, 4, type);
-    }
+    if (heads == 1)
+        attend(work, q, found, 1, type);
+    else if (heads == 2 || TILE == 2)
+        attend(work, q, found, 2, type);
+    else if (TILE > 2 && heads == 3)
+        attend(work, q, found, 3, type);
+    else
+        attend(work, q, found, TILE, type);
 }
 
 /* Writes what `count` parts, `stride` apart, have found of one head to out + at. */
 static void finish(const struct found *found, int count, int64_t stride, void *out, int64_t at,
                    int dim, int type) {
     float most = found->most, weight = 0;
-    f32x16 totals[MAX_DIM / LANES] = {{0}};
+    floats totals[MAX_DIM / LANES] = {{0}};
     for (int p = 1; p < count; p++)
         most = found[p * stride].most > most ? found[p * stride].most : most;
     for (int p = 0; p < count; p++) {

@@ -17,7 +17,6 @@
 #include "cpu_vectors.h"
 
 #define PANEL 16
-#define TILE 4 /* rows of x that are multiplied together */
 #define LARGEST_GROUP 256
 #define PARALLEL_ROWS 16 /* from which on several threads round them */
 #define LEAST_SCALE 1e-36f /* whose inverse is a number */
@@ -51,17 +50,17 @@ static void round_row(const struct rows *rows, const struct weight *weight, int 
     int8_t *high = rows->rounded + 2 * first, *low = high + columns;
     float factor = 1.0f;
     if (rows->norm) {
-        f32x16 squares = {0};
+        floats squares = {0};
         for (int i = 0; i < columns; i += LANES) {
-            f32x16 values = load(rows->x, first + i, rows->type);
+            floats values = load(rows->x, first + i, rows->type);
             squares += values * values;
         }
         factor = 1.0f / sqrtf(sum(squares) / columns + rows->eps);
     }
     for (int at = 0; at < columns; at += group, scales += 2) {
-        f32x16 most = {0}, zeros = {0}, values[LARGEST_GROUP / LANES];
+        floats most = {0}, zeros = {0}, values[LARGEST_GROUP / LANES];
         for (int i = 0; i < group; i += LANES) {
-            f32x16 x = load(rows->x, first + at + i, rows->type);
+            floats x = load(rows->x, first + at + i, rows->type);
             if (rows->norm) x = x * factor * load(rows->norm, at + i, FLOAT32);
             values[i / LANES] = x;
             most = larger(larger(x, -x), most);
@@ -139,7 +138,7 @@ INLINE void multiply_rows(const struct weight *weight, int panel, const int8_t *
     }
 }
 
-INLINE f32x16 activate(f32x16 x, int gate) {
+INLINE floats activate(floats x, int gate) {
     if (gate == SILU) return x / (1.0f + exponential(-x));
     /* x / 2 (1 + tanh z) = x / (1 + e^-2z) */
     return x / (1.0f + exponential(-1.59576912f * (x + 0.044715f * x * x * x)));
@@ -174,8 +173,8 @@ void zlm_product(const struct weight *weight, const struct rows *rows, const voi
             }
             for (int r = 0; r < count; r++) {
                 const int64_t to = (row + r) * width + (int64_t)panel * PANEL;
-                f32x16 out = (f32x16)totals[0][r];
-                if (gate != NO_GATE) out = activate(out, gate) * (f32x16)totals[1][r];
+                floats out = (floats)totals[0][r];
+                if (gate != NO_GATE) out = activate(out, gate) * (floats)totals[1][r];
                 if (residual) out += load(residual, to, type);
                 store(y, to, out, type);
             }

@@ -7,14 +7,14 @@
 INLINE void norm_row(const void *x, const float *weight, float eps, void *out, int64_t i_row,
                      int size, int type, int out_type) {
     int64_t first = i_row * size;
-    f32x16 squares = {0};
+    floats squares = {0};
     for (int i = 0; i < size; i += LANES) {
-        f32x16 values = load(x, first + i, type);
+        floats values = load(x, first + i, type);
         squares += values * values;
     }
     float factor = 1.0f / sqrtf(sum(squares) / size + eps);
     for (int i = 0; i < size; i += LANES) {
-        f32x16 values = load(x, first + i, type) * factor;
+        floats values = load(x, first + i, type) * factor;
         store(out, first + i, values * load(weight, i, FLOAT32), out_type);
     }
 }
