@@ -35,6 +35,14 @@ def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert native_build.build(environment(folder)) == first
 
 
+def test_one_that_was_cut_short_is_compiled_again(tmp_path: Path) -> None:
+    first = native_build.build(environment(tmp_path))
+    assert first is not None
+    whole = first.read_bytes()
+    first.write_bytes(whole[: len(whole) // 2])
+    assert native_build.build(environment(tmp_path)) == first and first.read_bytes() == whole
+
+
 def test_workers_that_start_together(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         built = set(pool.map(native_build.build, [environment(tmp_path)] * 4))

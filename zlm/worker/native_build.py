@@ -1,7 +1,8 @@
 """Compiles the CPU's kernels (``kernels/cpu_*.c``) for this machine, and keeps the result.
 
-The library lies beside the GPU's compiled kernels, under a name made of all that it depends on:
-sources, flags, compiler and the processor's abilities. Where it cannot be made, torch's operations
+The library lies beside the GPU's compiled kernels, under a name made of all that it depends on
+(sources, flags, compiler and the processor's abilities) and of what is in it, so that one that was
+cut short is not loaded. Where it cannot be made, torch's operations
 do the same more slowly, and a warning says why. Imports no torch.
 """
 
@@ -62,14 +63,24 @@ def build(environment: MutableMapping[str, str] = os.environ) -> Path | None:
     try:
         folder = kernel_cache.prepare(environment)
         folder.mkdir(parents=True, exist_ok=True)
-        target = folder / f"zlm-cpu-{_digest(sources, chosen)}.so"
-        if not target.is_file():
-            _compile(chosen, sources, target)
+        name = f"zlm-cpu-{_digest(sources, chosen)}"
+        return _kept(folder, name) or _compile(chosen, sources, folder, name)
     except (OSError, subprocess.SubprocessError) as error:
         words = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
         log.warning("the CPU kernels cannot be compiled, decoding takes longer: %s", words.strip())
         return None
-    return target
+
+
+def _kept(folder: Path, name: str) -> Path | None:
+    """Return the library of *name* that is whole, if there is one."""
+    for path in folder.glob(f"{name}-*.so"):
+        if path == _named(folder, name, path.read_bytes()):
+            return path
+    return None
+
+
+def _named(folder: Path, name: str, content: bytes) -> Path:
+    return folder / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.so"
 
 
 def compiler(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -105,20 +116,22 @@ def _abilities() -> bytes:
     return "\n".join([platform.machine(), *dict.fromkeys(lines)]).encode()
 
 
-def _compile(compiler: str, sources: list[Path], target: Path) -> None:
-    """Compile to *target*, which appears whole or not at all.
+def _compile(compiler: str, sources: list[Path], folder: Path, name: str) -> Path:
+    """Compile to a library of *name* in *folder*, and return it.
 
     Objects are linked without OpenMP's library: the functions that they call are then those of the
     one that torch has loaded, whatever its name, whose threads are so torch's.
     """
-    with tempfile.TemporaryDirectory(prefix=".zlm-cpu-", dir=target.parent) as folder:
-        library, objects = f"{folder}/library.so", []
+    with tempfile.TemporaryDirectory(prefix=".zlm-cpu-", dir=folder) as scratch:
+        library, objects = f"{scratch}/library.so", []
         for source in sources:
             if source.suffix == ".c":
-                objects.append(f"{folder}/{source.stem}.o")
+                objects.append(f"{scratch}/{source.stem}.o")
                 _run([compiler, *FLAGS, "-c", str(source), "-o", objects[-1]])
         _run([compiler, "-shared", "-o", library, *objects])
-        os.replace(library, target)
+        path = _named(folder, name, Path(library).read_bytes())
+        os.replace(library, path)
+    return path
 
 
 def _run(command: list[str]) -> None:
