@@ -96,10 +96,8 @@ def _sources() -> list[Path]:
 
 
 def _digest(sources: list[Path], compiler: str) -> str:
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, check=True, timeout=LIMIT_SECONDS
-    )
-    facts = [version.stdout, " ".join(FLAGS).encode(), _abilities()]
+    version = _run([compiler, "--version"])
+    facts = [version.encode(), " ".join(FLAGS).encode(), _abilities()]
     digest = hashlib.sha256()
     for fact in [*facts, *(path.read_bytes() for path in sources)]:
         digest.update(len(fact).to_bytes(8, "little") + fact)
@@ -134,5 +132,9 @@ def _compile(compiler: str, sources: list[Path], folder: Path, name: str) -> Pat
     return path
 
 
-def _run(command: list[str]) -> None:
-    subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_SECONDS)
+def _run(command: list[str]) -> str:
+    """Return what *command* prints. Raises SubprocessError, with its words, if it fails."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=LIMIT_SECONDS
+    )
+    return done.stdout
