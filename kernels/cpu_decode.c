@@ -11,9 +11,10 @@
  *
  * Attention goes over CHUNK keys at a time: their scores, their softmax, on top of what has been
  * found (Milakov and Gimelshein, arXiv:1805.02867), then their values. Memory is asked for values
- * while scores are computed, and for the next keys while values are added. The keys of a long sequence
- * are cut into parts of PART, which several threads take; what they find is put together after
- * (Flash-Decoding). Where they are cut does not depend on the number of threads.
+ * while scores are computed, and for the next keys while values are added. The keys of a long
+ * sequence are cut into parts (PART_KEYS of zlm.ops.cpu_native), which several threads take; what
+ * they find is put together after (Flash-Decoding). Where they are cut does not depend on the
+ * number of threads.
  */
 
 #include "cpu_vectors.h"
@@ -74,8 +75,8 @@ static void turn(float *head, const float *factors, int dim) {
     }
 }
 
-/* Writes the head at x + at, normed and turned, to out. */
-INLINE void prepare(const void *x, int64_t at, const float *norm, const struct layer *layer,
+/* Writes the head at x + at, normed, to out. */
+INLINE void load_normed(const void *x, int64_t at, const float *norm, const struct layer *layer,
                     float *out, int type) {
     floats squares = {0};
     for (int i = 0; i < layer->dim; i += LANES) {
@@ -97,7 +98,7 @@ INLINE void fetch(const void *cache, int64_t at, int count, const int type) {
 }
 
 /* Finds the keys from `first` on: as many as are left of the part, up to CHUNK. */
-static void find(const struct work *work, int first, struct keys *keys) {
+static void locate(const struct work *work, int first, struct keys *keys) {
     const struct layer *layer = work->layer;
     const int32_t *table = work->step->table + work->part->row * work->step->width;
     const int size = work->step->block_size, token = 2 * layer->kv_heads * layer->dim;
@@ -146,7 +147,7 @@ static void weigh(const struct layer *layer, float *scores, int count, struct fo
                   float *shrink) {
     floats most = splat(found->most);
     int whole = (count + LANES - 1) / LANES * LANES;
-    for (int i = 0; i < whole; i += LANES) {
+    for (int i = 0; i < whole; i += LANES) { /* those past the last become -inf below */
         floats values = load(scores, i, FLOAT32) * layer->scale;
         if (layer->softcap) { /* c tanh(s / c), with tanh y = 1 - 2 / (e^2y + 1) */
             floats twice = exponential(values * (2.0f / layer->softcap));
@@ -169,9 +170,9 @@ static void weigh(const struct layer *layer, float *scores, int count, struct fo
 }
 
 /* Adds weighted values, VECTORS vectors of them from dimension d on. */
-INLINE void add(const struct work *work, const struct keys *keys, const struct keys *next, int d,
-                const float (*weights)[CHUNK], const float *shrink, struct found *found,
-                const int HEADS, const int VECTORS, const int type) {
+INLINE void add_values(const struct work *work, const struct keys *keys, const struct keys *next,
+                       int d, const float (*weights)[CHUNK], const float *shrink,
+                       struct found *found, const int HEADS, const int VECTORS, const int type) {
     const int64_t values = work->layer->kv_heads * work->layer->dim + d;
     floats totals[TILE][4];
     for (int h = 0; h < HEADS; h++)
@@ -194,17 +195,17 @@ INLINE void attend(const struct work *work, const float (*q)[MAX_DIM], struct fo
     const int dim = work->layer->dim;
     struct keys chunks[2], *keys = &chunks[0], *next = &chunks[1];
     float scores[TILE][CHUNK], shrink[TILE];
-    find(work, work->part->begin, keys);
+    locate(work, work->part->begin, keys);
     while (keys->count) {
         multiply(work, q, keys, scores, HEADS, type);
-        find(work, keys->first + CHUNK, next);
+        locate(work, keys->first + CHUNK, next);
         for (int h = 0; h < HEADS; h++)
             weigh(work->layer, scores[h], keys->count, &found[h], &shrink[h]);
         int d = 0;
         for (; d + 4 * LANES <= dim; d += 4 * LANES)
-            add(work, keys, next, d, scores, shrink, found, HEADS, 4, type);
+            add_values(work, keys, next, d, scores, shrink, found, HEADS, 4, type);
         for (; d < dim; d += LANES)
-            add(work, keys, next, d, scores, shrink, found, HEADS, 1, type);
+            add_values(work, keys, next, d, scores, shrink, found, HEADS, 1, type);
         struct keys *done = keys;
         keys = next, next = done;
     }
@@ -248,7 +249,7 @@ INLINE void store_own(const struct work *work, const float *factors, const void 
     const int64_t key = own + (int64_t)(layer->heads + work->kv_head) * dim;
     const int64_t to = work->step->slots[row] * 2 * apart + work->kv_head * dim;
     float head[MAX_DIM];
-    prepare(qkv, key, layer->k_norm, layer, head, type);
+    load_normed(qkv, key, layer->k_norm, layer, head, type);
     if (factors) turn(head, factors, dim);
     for (int i = 0; i < dim; i += LANES) {
         store(cache, to + i, load(head, i, FLOAT32), type);
@@ -278,7 +279,7 @@ INLINE void attend_part(const struct work *work, const struct rotation *rotation
         float q[TILE][MAX_DIM];
         struct found whole[TILE], *found = partial ? partial + head : whole;
         for (int h = 0; h < count; h++) {
-            prepare(qkv, own + (int64_t)(head + h) * dim, layer->q_norm, layer, q[h], type);
+            load_normed(qkv, own + (int64_t)(head + h) * dim, layer->q_norm, layer, q[h], type);
             if (!rotation->is_factor) turn(q[h], factors, dim);
             for (int i = 0; rotation->is_factor && i < dim; i++) q[h][i] *= factors[0];
             const int has_sink = is_first && layer->sinks;
@@ -291,6 +292,8 @@ INLINE void attend_part(const struct work *work, const struct rotation *rotation
             finish(&found[h], 1, 0, out, part->row * q_row + (int64_t)(head + h) * dim, dim, type);
     }
 }
+
+int zlm_found_bytes(void) { return sizeof(struct found); }
 
 /* See above. One thread takes a part of a row for one KV head. */
 void zlm_decode_attention(const struct layer *layer, const struct step *step,

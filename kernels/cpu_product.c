@@ -1,16 +1,18 @@
 /* Products of few rows with a weight of 4 or 8 bits, whose columns share scales in groups.
  *
- *     y[t, n] = sum over groups of  scale[n, g] * (codes[n, g] . x[t, g]) + offset[n, g] * sum x[t, g]
+ *     y[t, n] = sum over g of  scale[n, g] * (codes[n, g] . x[t, g]) + offset[n, g] * sum x[t, g]
  *
- * Such a product waits for the weight, so its codes are read once, as they are. Rows of x, normed if
- * told to, are rounded to 16 bits, with a scale for each row and group, in two bytes: high and low.
- * Each is multiplied with the codes by VNNI, 4 columns of 16 rows of the weight an instruction, and
- * summed exactly in 32 bits over a group; what groups give is summed in float32. (llama.cpp's
- * products round x to 8 bits; over a text that costs three times the divergence of all else.)
+ * Such a product waits for the weight, so its codes are read once, as they are. Rows of x, normed
+ * if told to, are rounded to 16 bits, with a scale for each row and group, in two bytes: high and
+ * low. Each is multiplied with the codes by VNNI, 4 columns of 16 rows of the weight an
+ * instruction, and summed exactly in 32 bits over a group; what groups give is summed in float32.
+ * (llama.cpp's products round x to 8 bits; over a text that costs three times the divergence of all
+ * else.)
  *
  *     codes      uint8 [panels, columns / 4, 16, 4], a panel being 16 rows of the weight; of 4 bits
  *                two steps of 4 columns share 64 bytes: the first in the low halves
- *     factors    float16 [panels, groups, 2, 16]: scales, offsets
+ *     factors    float16 [panels, groups, 2, 16]: scales, and offsets + 2^(bits - 1) * scales,
+ *                which are small
  *     rounded x  int8 [rows, 2, columns]; then float32 [rows, groups, 2]: scale, sum
  */
 
@@ -44,7 +46,8 @@ enum { NO_GATE, SILU, GELU_TANH };
 int zlm_has_products(void) { return 1; }
 
 /* Rounds a row to 16 bits; see above. */
-static void round_row(const struct rows *rows, const struct weight *weight, int row, float *scales) {
+static void round_row(const struct rows *rows, const struct weight *weight, int row,
+                      float *scales) {
     const int columns = weight->columns, group = weight->group;
     const int64_t first = (int64_t)row * columns;
     int8_t *high = rows->rounded + 2 * first, *low = high + columns;
@@ -79,7 +82,7 @@ static void round_row(const struct rows *rows, const struct weight *weight, int 
             _mm_storeu_si128((__m128i *)(low + at + i), _mm512_cvtepi32_epi8(lower));
         }
         scales[0] = scale;
-        scales[1] = scale * _mm512_reduce_add_epi32(total);
+        scales[1] = scale * sum((floats)_mm512_cvtepi32_ps(total));
     }
 }
 
@@ -117,7 +120,8 @@ INLINE void multiply(const struct weight *weight, int panel, const int8_t *x, co
             }
         }
         const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)factors));
-        const __m512 offset = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)factors + 1));
+        const __m512 rest = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)factors + 1));
+        const __m512 offset = _mm512_fnmadd_ps(_mm512_set1_ps(1 << (BITS - 1)), scale, rest);
         for (int r = 0; r < ROWS; r++) {
             const float *own = scales + 2 * (int64_t)(r * groups + g);
             __m512i dot = _mm512_add_epi32(_mm512_slli_epi32(high[r], 8), low[r]);

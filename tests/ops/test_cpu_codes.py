@@ -71,6 +71,24 @@ def test_product(native: NativeKernels, kind: str, rows: int) -> None:
     torch.testing.assert_close(narrow, codes.wide(x).bfloat16())
 
 
+@pytest.mark.parametrize("kind", ["stacked", "asymmetric", "large"])
+def test_offsets_that_are_many_scales(native: NativeKernels, kind: str) -> None:
+    """What a group's offset lacks would be the same for all its columns: it shows where x > 0."""
+    weight, x = matrix("q8_0"), activations(4).abs()
+    codes, scales = weight.codes, weight.scales
+    if kind == "stacked":  # rows of 4 bits beside others of 8
+        codes = torch.cat((codes[:16], codes[16:] & 15))
+        offsets = torch.cat((scales[:16] * 0, scales[16:] * -8.3))
+    elif kind == "asymmetric":
+        codes = (codes.int() // 6 + 128).to(torch.uint8)
+        offsets = scales * -(100 + 55 * torch.rand(scales.shape)).round()
+    else:
+        scales, offsets = scales * 5e4, None  # 128 of which float16 does not hold
+    weight = replace(weight, codes=codes, scales=scales.half().float(), offsets=offsets)
+    assert Codes.takes(weight, native)
+    assert_near(Codes(weight, None, native).wide(x), exact(weight, x))
+
+
 @pytest.mark.parametrize("rows", [1, 6])
 def test_bias_norm_and_residual(native: NativeKernels, rows: int) -> None:
     weight, bias, x = matrix("q4_1"), torch.randn(48) * 20, activations(rows)

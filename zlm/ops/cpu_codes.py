@@ -19,7 +19,7 @@ PANEL = 16  # rows of a weight that are multiplied together: it has a multiple o
 LEAST_GROUP, LARGEST_GROUP = 16, 256  # columns of a group, a multiple of the former
 PLACES = 2  # bytes that a number of the activations takes
 GATES = {"": 0, "silu": 1, "gelu_tanh": 2}
-FLOAT16_ERROR = 2**-11  # of factors, and at most so much of the largest of their row
+FLOAT16_ERROR = 2**-11  # of a factor, relative to the largest of its row
 
 
 class _Weight(ctypes.Structure):
@@ -43,21 +43,19 @@ class Codes:
     def __init__(self, matrix: BlockMatrix, bias: Tensor | None, native: NativeKernels) -> None:
         rows, columns = matrix.shape
         group, self.bits = matrix.block[1], _bits(matrix)
-        zero = 128 if matrix.codes.dtype == torch.int8 and self.bits == 8 else 0
-        offsets = matrix.scales * -zero  # the kernel's codes are unsigned
-        if matrix.offsets is not None:
-            offsets = offsets + matrix.offsets
+        # The kernel's codes are unsigned.
+        flip = 128 if matrix.codes.dtype == torch.int8 and self.bits == 8 else 0
         self._codes = torch.empty(rows // PANEL, columns // 8, 16 * self.bits, dtype=torch.uint8)
         size = PANEL * max(1, PIECE_VALUES // (PANEL * columns))
         for first, codes in zip(range(0, rows, size), matrix.codes.split(size), strict=True):
             part = self._codes[first // PANEL :][: len(codes) // PANEL]
-            steps = (codes.view(torch.uint8) ^ zero).view(-1, PANEL, columns // 4, 4)
+            steps = (codes.view(torch.uint8) ^ flip).view(-1, PANEL, columns // 4, 4)
             pairs = steps.transpose(1, 2).reshape(-1, columns // 8, 2, 4 * PANEL)
             if self.bits == 4:
                 torch.bitwise_or(pairs[:, :, 0], pairs[:, :, 1] << 4, out=part)
             else:
                 part.copy_(pairs.flatten(2))
-        factors = torch.stack((matrix.scales, offsets), -1)
+        factors = torch.stack(_factors(matrix, self.bits), -1)
         factors = factors.view(rows // PANEL, PANEL, columns // group, 2).permute(0, 2, 3, 1)
         self._factors = factors.contiguous().half()
         self._bias = None if bias is None else bias.float().contiguous()
@@ -79,8 +77,7 @@ class Codes:
             return False
         if matrix.codes.is_floating_point() or matrix.codes.dtype not in (torch.int8, torch.uint8):
             return False
-        factors = [matrix.scales] + ([] if matrix.offsets is None else [matrix.offsets])
-        return all(_is_float16(each) for each in factors)
+        return all(_is_float16(each) for each in _factors(matrix, _bits(matrix)))
 
     def __call__(self, x: Tensor, norm: Norm | None = None) -> Tensor:
         """Return the product, bfloat16 [T, N], with x [T, K] of a type of TYPES, or its norm."""
@@ -116,6 +113,7 @@ class Codes:
     ) -> None:
         x = x.contiguous()
         count = x.shape[0]
+        assert x.shape[1] == self._columns and out.is_contiguous() and out.shape[0] == count
         scratch = self._native.scratch(count * (PLACES * self._columns + 8 * self._groups))
         rows = _Rows(
             x.data_ptr(), None if norm is None else norm.weight.data_ptr(), scratch,
@@ -132,6 +130,18 @@ def _bits(matrix: BlockMatrix) -> int:
     """Return the bits that codes of *matrix* take: signed ones of 8."""
     codes: Any = matrix.codes
     return 4 if int(codes.min()) >= 0 and int(codes.max()) < 16 else 8
+
+
+def _factors(matrix: BlockMatrix, bits: int) -> tuple[Tensor, Tensor]:
+    """Return what the kernel has of each group, [N, G] each: scales, and the rest of the offsets.
+
+    That is what they are beyond -8 or -128 scales, which the kernel adds: codes have their zero
+    near their middle, so that it is small and float16 holds it well.
+    """
+    rest = matrix.scales * (1 << (bits - 1))
+    if matrix.codes.dtype == torch.int8 and bits == 8:
+        rest = torch.zeros_like(rest)  # the kernel's codes are 128 more
+    return matrix.scales, rest if matrix.offsets is None else rest + matrix.offsets
 
 
 def _is_float16(factors: Tensor) -> bool:

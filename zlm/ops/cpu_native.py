@@ -21,10 +21,10 @@ from zlm.ops.backend import Geometry
 from zlm.ops.batch import GroupBatch
 from zlm.ops.scores import Scores
 
-LANES = 16  # numbers of a vector: head and row sizes are multiples of it
+LANES = 16  # numbers of the widest vector: head and row sizes are multiples of it
 MAX_DIM = 512  # of a head
 PART_KEYS = 1024  # keys that a thread goes over for a row; longer sequences are cut
-FOUND_BYTES = (2 + MAX_DIM) * 4
+FOUND_BYTES = (2 + MAX_DIM) * 4  # of ``struct found``
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
@@ -83,11 +83,15 @@ class NativeKernels:
         self.product: Any = library.zlm_product
         self.product.restype = None
         self.product.argtypes = [pointer] * 5 + [integer] * 2
+        assert library.zlm_found_bytes() == FOUND_BYTES
         self.has_products = bool(library.zlm_has_products())
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def scratch(self, size: int) -> int:
-        """Return the address of *size* bytes, which are the caller's until the next call."""
+        """Return the address of *size* bytes, which are the caller's until the next call.
+
+        So products are for one thread at a time, as a worker is.
+        """
         if self._scratch.numel() < size:
             self._scratch = torch.empty(size, dtype=torch.uint8)
         return self._scratch.data_ptr()
@@ -144,8 +148,10 @@ def layer_of(
     stores: bool = True,
 ) -> Structure:
     """Describe a layer to ``decode_attention``. norms: of each head of q and of k, float32 [D]."""
-    q_norm, k_norm = norms if norms is not None else (None, None)
-    sinks = None if scores.sinks is None else scores.sinks.float().contiguous()
+    q_norm, k_norm, sinks = (
+        None if each is None else each.float().contiguous()
+        for each in (*(norms or (None, None)), scores.sinks)
+    )
     pointers = (_pointer(q_norm), _pointer(k_norm), _pointer(sinks))
     heads = geometry.num_heads, geometry.num_kv_heads, geometry.head_dim
     structure = _Layer(*pointers, *heads, stores, TYPES[dtype], scores.scale, scores.softcap, eps)

@@ -29,7 +29,7 @@ class RMSNorm:
         size = weight.shape[-1]
         self._native = native if size % LANES == 0 and weight.dim() == 1 else None
         self.eps = eps
-        self.weight = weight.float()
+        self.weight = weight.float().contiguous()
         self.dtype = dtype
         # torch's rms_norm is six passes. Here the root is a norm and a hypot, sqrt(sum x² + D eps),
         # whose factor sqrt(D) moves to the weight: 6 against 11 us for 4 rows of 576.
@@ -74,7 +74,7 @@ class HeadNorms:
         # Final weights of the norm of each head of q and of k, if that is all there is.
         self.of_each_head: tuple[Tensor, Tensor] | None = None
         if q_weight.shape[0] == geometry.head_dim and not values:
-            self.of_each_head = q_weight, k_weight
+            self.of_each_head = q_weight.float(), k_weight.float()
         num_q, num_k = geometry.num_heads, geometry.num_kv_heads
         end_q, end_k = geometry.q_row, geometry.q_row + num_k * geometry.head_dim
         if q_weight.shape[0] == geometry.head_dim:

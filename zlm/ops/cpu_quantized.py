@@ -74,14 +74,11 @@ class QuantizedProduct:
             self._own = Codes(matrix, bias, native)
             if narrow or self._own.bits == 8:
                 self._own_rows = sys.maxsize
-                return
         elif FourBits.takes(matrix):
             self._codes = FourBits(matrix)
-        self._many: Callable[[Tensor], Tensor]
-        if narrow:
-            self._many = EightBits(matrix)
-        else:
-            self._many = cpu_linear.pack(matrix.dequantize(torch.bfloat16))
+        self._many: Callable[[Tensor], Tensor] | None = None
+        if self._own_rows < sys.maxsize:
+            self._many = EightBits(matrix) if narrow else _in_bfloat16(matrix)
         self._input_scale = matrix.input_scale
         self._type = matrix.codes.dtype
 
@@ -109,7 +106,12 @@ class QuantizedProduct:
         """Return x @ W.T, bfloat16 [T', N], for bfloat16 x [T', K]."""
         if self._codes is not None and x.shape[0] <= FEW_ROWS:
             return self._codes(x)
+        assert self._many is not None
         return self._many(x)
+
+
+def _in_bfloat16(matrix: BlockMatrix) -> Callable[[Tensor], Tensor]:
+    return cpu_linear.pack(matrix.dequantize(torch.bfloat16))
 
 
 def rounded(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
@@ -194,7 +196,7 @@ class HeadProduct:
         self._bits = EightBits(matrix)
         self._many: Callable[[Tensor], Tensor] = self._in_parts
         if not narrow and 2 * matrix.codes.numel() < LARGE_HEAD_BYTES:
-            self._many = cpu_linear.pack(matrix.dequantize(torch.bfloat16))
+            self._many = _in_bfloat16(matrix)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [S, V], float32 or bfloat16, for x [S, H]."""

@@ -58,7 +58,9 @@ def build(environment: MutableMapping[str, str] = os.environ) -> Path | None:
     sources = _sources()
     chosen = compiler(environment)
     if chosen is None:
-        log.warning("no C compiler: decoding takes longer without kernels; install gcc")
+        named = environment.get("CC")
+        lacking = f"CC={named} is not found" if named else "no C compiler: install gcc"
+        log.warning("%s. Without kernels of its own the CPU decodes more slowly", lacking)
         return None
     try:
         folder = kernel_cache.prepare(environment)
@@ -66,8 +68,9 @@ def build(environment: MutableMapping[str, str] = os.environ) -> Path | None:
         name = f"zlm-cpu-{_digest(sources, chosen)}"
         return _kept(folder, name) or _compile(chosen, sources, folder, name)
     except (OSError, subprocess.SubprocessError) as error:
-        words = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
-        log.warning("the CPU kernels cannot be compiled, decoding takes longer: %s", words.strip())
+        told = (getattr(error, "stderr", None) or "").strip()
+        reason = f"{error} {told}".strip()
+        log.warning("the CPU kernels cannot be compiled, decoding takes longer: %s", reason)
         return None
 
 
@@ -135,6 +138,11 @@ def _compile(compiler: str, sources: list[Path], folder: Path, name: str) -> Pat
 def _run(command: list[str]) -> str:
     """Return what *command* prints. Raises SubprocessError, with its words, if it fails."""
     done = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=LIMIT_SECONDS
+        command,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=True,
+        timeout=LIMIT_SECONDS,
     )
     return done.stdout
