@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from zlm.ops.cpu_native import NativeKernels
 from zlm.worker import native_build, startup
@@ -88,8 +89,21 @@ def test_a_library_that_cannot_be_loaded(
 ) -> None:
     broken = tmp_path / "broken.so"
     broken.write_text("no library")
-    monkeypatch.setattr(native_build, "library", lambda: broken)
-    assert startup._kernels() is None and "cannot be loaded" in caplog.text
+    stranger = next(Path(torch.__file__).parent.glob("lib/libgomp*"))  # without its functions
+    for library in (broken, stranger):
+        caplog.clear()
+        monkeypatch.setattr(native_build, "library", lambda library=library: library)
+        assert startup._kernels() is None and "cannot be loaded" in caplog.text
+
+
+def test_what_killed_compilers_left_is_cleared(tmp_path: Path) -> None:
+    old, new = tmp_path / ".zlm-cpu-old", tmp_path / ".zlm-cpu-new"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "x.o").write_text("")
+    os.utime(old, (0, 0))
+    built = native_build.build(environment(tmp_path))
+    assert set(tmp_path.iterdir()) == {built, new}
 
 
 def test_its_threads_are_torchs(tmp_path: Path) -> None:

@@ -95,7 +95,10 @@ def gpu() -> Iterator[Finding]:
     absent = missing_gpu()
     if absent is not None:
         yield Finding(State.NOTE, "gpu", absent, "zlm serves on the CPU here")
-        if native_build.compiler() is None:
+        compiler = native_build.compiler()
+        if compiler is not None:
+            yield Finding(State.GOOD, "kernels", f"C compiler {compiler} for those of the CPU")
+        else:
             advice = "apt install gcc, or the like of your system: decoding is faster with kernels"
             yield Finding(State.NOTE, "kernels", "no C compiler for those of the CPU", advice)
         return

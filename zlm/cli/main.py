@@ -45,7 +45,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         _drop_output()
-        print(f"zlm: cannot write: {error.strerror}", file=sys.stderr)
+        where = f" {error.filename}" if error.filename else ""
+        print(f"zlm: cannot write{where}: {error.strerror}", file=sys.stderr)
         return FAILED
 
 

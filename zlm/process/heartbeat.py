@@ -44,10 +44,15 @@ class Beat:
 
 
 def create(runtime: Path, records: int) -> None:
-    """Make an empty page of *records* records in *runtime*."""
-    fd = os.open(runtime / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    os.ftruncate(fd, records * RECORD_WORDS * WORD_BYTES)
-    os.close(fd)
+    """Make an empty page of *records* records in *runtime*; OSError if there is no room for it."""
+    path = runtime / FILE_NAME
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:  # room is taken now: where there is none, to write would be a fatal signal
+        os.posix_fallocate(fd, 0, records * RECORD_WORDS * WORD_BYTES)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        os.close(fd)
 
 
 def clear(runtime: Path, record: int) -> None:

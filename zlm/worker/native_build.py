@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
@@ -29,6 +30,7 @@ FLAGS = [
 ]  # fmt: skip
 COMPILERS = ("gcc", "cc", "clang")
 LIMIT_SECONDS = 60.0
+SCRATCH = ".zlm-cpu-"  # what folders to compile in begin with
 
 log = logging.getLogger("zlm.worker")
 
@@ -66,12 +68,23 @@ def build(environment: MutableMapping[str, str] = os.environ) -> Path | None:
         folder = kernel_cache.prepare(environment)
         folder.mkdir(parents=True, exist_ok=True)
         name = f"zlm-cpu-{_digest(sources, chosen)}"
-        return _kept(folder, name) or _compile(chosen, sources, folder, name)
+        if (kept := _kept(folder, name)) is not None:
+            return kept
+        log.info("compiling the CPU kernels with %s", chosen)
+        _clear(folder)
+        return _compile(chosen, sources, folder, name)
     except (OSError, subprocess.SubprocessError) as error:
         told = (getattr(error, "stderr", None) or "").strip()
         reason = f"{error} {told}".strip()
         log.warning("the CPU kernels cannot be compiled, decoding takes longer: %s", reason)
         return None
+
+
+def _clear(folder: Path) -> None:
+    """Remove what compilers have left that were killed."""
+    for scratch in folder.glob(f"{SCRATCH}*"):
+        if time.time() - scratch.stat().st_mtime > len(_sources()) * LIMIT_SECONDS:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _kept(folder: Path, name: str) -> Path | None:
@@ -123,7 +136,7 @@ def _compile(compiler: str, sources: list[Path], folder: Path, name: str) -> Pat
     Objects are linked without OpenMP's library: the functions that they call are then those of the
     one that torch has loaded, whatever its name, whose threads are so torch's.
     """
-    with tempfile.TemporaryDirectory(prefix=".zlm-cpu-", dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
         library, objects = f"{scratch}/library.so", []
         for source in sources:
             if source.suffix == ".c":

@@ -138,11 +138,15 @@ def _compute_type(
 def _kernels() -> NativeKernels | None:
     """Return the CPU's compiled kernels, if this machine can have them."""
     library = native_build.library()
+    if library is None:
+        return None
     try:
-        return None if library is None else NativeKernels(library)
-    except OSError as error:
+        kernels = NativeKernels(library)
+    except (OSError, AttributeError) as error:
         log.warning("the CPU kernels cannot be loaded, decoding takes longer: %s", error)
         return None
+    log.info("the CPU has kernels of its own: %s", library)
+    return kernels
 
 
 def load_model(
