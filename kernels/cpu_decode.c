@@ -77,17 +77,12 @@ static void turn(float *head, const float *factors, int dim) {
 
 /* Writes the head at x + at, normed, to out. */
 INLINE void load_normed(const void *x, int64_t at, const float *norm, const struct layer *layer,
-                    float *out, int type) {
-    floats squares = {0};
+                        float *out, int type) {
+    const float factor = norm ? norm_factor(x, at, layer->dim, layer->eps, type) : 1.0f;
     for (int i = 0; i < layer->dim; i += LANES) {
         floats values = load(x, at + i, type);
-        squares += values * values;
+        if (norm) values = values * factor * load(norm, i, FLOAT32);
         store(out, i, values, FLOAT32);
-    }
-    if (norm) {
-        float factor = 1.0f / sqrtf(sum(squares) / layer->dim + layer->eps);
-        for (int i = 0; i < layer->dim; i += LANES)
-            store(out, i, load(out, i, FLOAT32) * factor * load(norm, i, FLOAT32), FLOAT32);
     }
 }
 

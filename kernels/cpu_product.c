@@ -52,14 +52,7 @@ static void round_row(const struct rows *rows, const struct weight *weight, int 
     const int64_t first = (int64_t)row * columns;
     int8_t *high = rows->rounded + 2 * first, *low = high + columns;
     float factor = 1.0f;
-    if (rows->norm) {
-        floats squares = {0};
-        for (int i = 0; i < columns; i += LANES) {
-            floats values = load(rows->x, first + i, rows->type);
-            squares += values * values;
-        }
-        factor = 1.0f / sqrtf(sum(squares) / columns + rows->eps);
-    }
+    if (rows->norm) factor = norm_factor(rows->x, first, columns, rows->eps, rows->type);
     for (int at = 0; at < columns; at += group, scales += 2) {
         floats most = {0}, zeros = {0}, values[LARGEST_GROUP / LANES];
         for (int i = 0; i < group; i += LANES) {

@@ -7,12 +7,7 @@
 INLINE void norm_row(const void *x, const float *weight, float eps, void *out, int64_t i_row,
                      int size, int type, int out_type) {
     int64_t first = i_row * size;
-    floats squares = {0};
-    for (int i = 0; i < size; i += LANES) {
-        floats values = load(x, first + i, type);
-        squares += values * values;
-    }
-    float factor = 1.0f / sqrtf(sum(squares) / size + eps);
+    float factor = norm_factor(x, first, size, eps, type);
     for (int i = 0; i < size; i += LANES) {
         floats values = load(x, first + i, type) * factor;
         store(out, first + i, values * load(weight, i, FLOAT32), out_type);

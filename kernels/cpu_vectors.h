@@ -60,10 +60,12 @@ INLINE void store(void *p, int64_t i, floats values, int type) {
     memcpy((uint16_t *)p + i, &upper, sizeof upper);
 }
 
-INLINE floats larger(floats a, floats b) {
-    ints take = a > b;
-    return (floats)(((ints)a & take) | ((ints)b & ~take));
+/* Returns a where the mask is set, else b. */
+INLINE floats choose(ints mask, floats a, floats b) {
+    return (floats)(((ints)a & mask) | ((ints)b & ~mask));
 }
+
+INLINE floats larger(floats a, floats b) { return choose(a > b, a, b); }
 
 INLINE f32x4 fold(floats v) {
     f32x8 eights[LANES / 8];
@@ -87,6 +89,16 @@ INLINE float sum(floats v) {
     return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
+/* Returns 1 / sqrt(mean(x^2) + eps) of the `size` numbers of x from element `first` on. */
+INLINE float norm_factor(const void *x, int64_t first, int size, float eps, int type) {
+    floats squares = {0};
+    for (int i = 0; i < size; i += LANES) {
+        floats values = load(x, first + i, type);
+        squares += values * values;
+    }
+    return 1.0f / sqrtf(sum(squares) / size + eps);
+}
+
 INLINE float largest(floats v) {
     float most = v[0];
     for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
@@ -97,9 +109,7 @@ INLINE float largest(floats v) {
  *
  * x = n ln 2 + r with |r| <= ln 2 / 2; e^r by the polynomial of Cephes' expf (S. Moshier). */
 INLINE floats exponential(floats x) {
-    ints low = x < -87.0f, high = x > 88.0f;
-    x = (floats)(((ints)x & ~(low | high)) | ((ints)splat(-87.0f) & low) |
-                 ((ints)splat(88.0f) & high));
+    x = choose(x < -87.0f, splat(-87.0f), choose(x > 88.0f, splat(88.0f), x));
     floats shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: rounds to a whole number */
     floats n = shifted - 12582912.0f;
     floats r = x - n * 0.693359375f;

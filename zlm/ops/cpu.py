@@ -90,9 +90,10 @@ class CpuOps:
 
     def lm_head(self, weight: Weight, softcap: float) -> "CpuLMHead":
         if isinstance(weight, BlockMatrix):
-            own = Codes.takes(weight, self._native)
-            kind = QuantizedProduct if FourBits.takes(weight) and not own else HeadProduct
-            return CpuLMHead(kind(weight, narrow=self._narrow, native=self._native), softcap)
+            if (own := Codes.of(weight, None, self._native)) is not None:
+                return CpuLMHead(own.wide, softcap)
+            kind = QuantizedProduct if FourBits.takes(weight) else HeadProduct
+            return CpuLMHead(kind(weight, narrow=self._narrow), softcap)
         return CpuLMHead(cpu_linear.pack(weight), softcap)
 
     def attention(

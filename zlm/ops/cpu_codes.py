@@ -4,7 +4,6 @@ Rows of activations have 16 bits there, so that such a product is as exact as on
 """
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +63,15 @@ class Codes:
         self._weight = _Weight(*pointers, rows // PANEL, columns, group, self.bits)
         self._native = native
         self.can_gate = rows % (2 * PANEL) == 0  # see ``gated``
+
+    @classmethod
+    def of(
+        cls, matrix: BlockMatrix, bias: Tensor | None, native: NativeKernels | None
+    ) -> "Codes | None":
+        """Return the codes of *matrix*, if *native* takes them."""
+        if native is None or not cls.takes(matrix, native):
+            return None
+        return cls(matrix, bias, native)
 
     @staticmethod
     def takes(matrix: BlockMatrix, native: NativeKernels | None) -> bool:
@@ -128,8 +136,8 @@ class Codes:
 
 def _bits(matrix: BlockMatrix) -> int:
     """Return the bits that codes of *matrix* take: signed ones of 8."""
-    codes: Any = matrix.codes
-    return 4 if int(codes.min()) >= 0 and int(codes.max()) < 16 else 8
+    least, most = torch.aminmax(matrix.codes)
+    return 4 if int(least) >= 0 and int(most) < 16 else 8
 
 
 def _factors(matrix: BlockMatrix, bits: int) -> tuple[Tensor, Tensor]:

@@ -117,7 +117,7 @@ class WarmMarks:
         package = Path(__file__).parents[1]
         for module in sorted(package.rglob("*.py")):
             digest.update(module.read_bytes())
-        for module in _kernel_files():
+        for module in kernel_files("*.py"):
             digest.update(module.read_bytes())
         self._mark = folder / f"warm-{digest.hexdigest()}"
 
@@ -132,7 +132,8 @@ class WarmMarks:
             log.warning("%s cannot be written: %s", self._mark, error.strerror)
 
 
-def _kernel_files() -> list[Path]:
+def kernel_files(pattern: str) -> list[Path]:
+    """Return the files of ``zlm.kernels``, which lie apart from zlm's others, by *pattern*."""
     spec = importlib.util.find_spec("zlm.kernels")
     folders = spec.submodule_search_locations if spec is not None else None
-    return sorted(file for folder in folders or () for file in Path(folder).glob("*.py"))
+    return sorted(file for folder in folders or () for file in Path(folder).glob(pattern))

@@ -2,13 +2,12 @@
 
 The library lies beside the GPU's compiled kernels, under a name made of all that it depends on
 (sources, flags, compiler and the processor's abilities) and of what is in it, so that one that was
-cut short is not loaded. Where it cannot be made, torch's operations
-do the same more slowly, and a warning says why. Imports no torch.
+cut short is not loaded. Where it cannot be made, torch's operations do the same more slowly, and a
+warning says why. Imports no torch.
 """
 
 import functools
 import hashlib
-import importlib.util
 import logging
 import os
 import platform
@@ -57,7 +56,7 @@ def _library() -> Path | None:
 
 def build(environment: MutableMapping[str, str] = os.environ) -> Path | None:
     """Return the library, compiled now or at an earlier start; None if there cannot be one."""
-    sources = _sources()
+    sources = kernel_cache.kernel_files("cpu_*.[ch]")
     chosen = compiler(environment)
     if chosen is None:
         named = environment.get("CC")
@@ -71,7 +70,7 @@ def build(environment: MutableMapping[str, str] = os.environ) -> Path | None:
         if (kept := _kept(folder, name)) is not None:
             return kept
         log.info("compiling the CPU kernels with %s", chosen)
-        _clear(folder)
+        _clear(folder, len(sources) * LIMIT_SECONDS)
         return _compile(chosen, sources, folder, name)
     except (OSError, subprocess.SubprocessError) as error:
         told = (getattr(error, "stderr", None) or "").strip()
@@ -80,10 +79,10 @@ def build(environment: MutableMapping[str, str] = os.environ) -> Path | None:
         return None
 
 
-def _clear(folder: Path) -> None:
-    """Remove what compilers have left that were killed."""
+def _clear(folder: Path, seconds: float) -> None:
+    """Remove what compilers have left that were killed: what is older than *seconds*."""
     for scratch in folder.glob(f"{SCRATCH}*"):
-        if time.time() - scratch.stat().st_mtime > len(_sources()) * LIMIT_SECONDS:
+        if time.time() - scratch.stat().st_mtime > seconds:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -103,12 +102,6 @@ def compiler(environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the C compiler: CC, as Triton takes it, or the first that is there."""
     names = [environment["CC"]] if environment.get("CC") else COMPILERS
     return next(filter(None, map(shutil.which, names)), None)
-
-
-def _sources() -> list[Path]:
-    spec = importlib.util.find_spec("zlm.kernels")
-    folders = spec.submodule_search_locations if spec is not None else None
-    return sorted(file for folder in folders or () for file in Path(folder).glob("cpu_*.[ch]"))
 
 
 def _digest(sources: list[Path], compiler: str) -> str:
