@@ -2,8 +2,9 @@
 
 A kernel takes a second, one start on a fresh machine needs dozens, and most of a compilation holds
 Python's lock: so they are compiled by processes, into the cache that all share, where the worker
-then finds them. A process reads variants from its standard input, a JSON line each, answers each
-with a line, and ends with its input: with the worker, whatever ends that.
+then finds them. One process imports what they need and forks into all of them. Each has a socket,
+from which it reads variants, a JSON line each; it answers each with a line, and ends with its
+input: with the worker, whatever ends that.
 
 What cannot be compiled so is only told: the worker compiles it when it launches it, and if that
 fails its error is the true one.
@@ -16,6 +17,8 @@ import contextlib
 import json
 import logging
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zlm.worker")
 
-MOST_PROCESSES = 12  # each takes half a gigabyte
+MOST_PROCESSES = 32  # each takes a tenth of a gigabyte of its own
 WORTH_IT = 4  # fewer variants are compiled sooner than a process has started
 REPORT_SECONDS = 5.0  # between two reports of how many are left
 CLOSE_SECONDS = 10.0  # how long a process may take to end, idle as it is
@@ -53,16 +56,19 @@ class Farm:
         self._failures: dict[Variant, str] = {}
         self._added, self._there, self._no_more = 0, threading.Condition(), False
         self._threads: list[threading.Thread] = []
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, "-P", "-m", "zlm.worker.kernel_farm"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-                text=True,
-            )
-            for _ in range(num_processes)
-        ]
+        pairs = [socket.socketpair() for _ in range(num_processes)]
+        self._sockets = [ours for ours, _ in pairs]
+        theirs = [their.fileno() for _, their in pairs]
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "zlm.worker.kernel_farm", *map(str, theirs)],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            env=environment,
+            pass_fds=theirs,
+            process_group=0,
+        )
+        for _, their in pairs:
+            their.close()
 
     def add(self, variant: "Variant", target: "Target") -> None:
         """Have *variant* compiled for *target* into the cache, meanwhile."""
@@ -70,7 +76,7 @@ class Farm:
             self._no_more = False
             self._threads = [
                 threading.Thread(target=self._feed, args=(each,), daemon=True)
-                for each in self._processes
+                for each in self._sockets
             ]
             for thread in self._threads:
                 thread.start()
@@ -110,8 +116,8 @@ class Farm:
             self.add(variant, target)
         return self.finish(say)
 
-    def _feed(self, process: "subprocess.Popen[str]") -> None:
-        """Give *process* one variant after another, until there are no more."""
+    def _feed(self, process: socket.socket) -> None:
+        """Give the *process* of a socket one variant after another, until there are no more."""
         while True:
             with self._there:
                 while not self._waiting and not self._no_more:
@@ -129,18 +135,15 @@ class Farm:
         with self._there:
             self._no_more = True
             self._there.notify_all()
-        for process in self._processes:
-            assert process.stdin is not None
+        for each in self._sockets:
             with contextlib.suppress(OSError):  # it has died: there is nobody to tell
-                process.stdin.close()
-        for process in self._processes:
-            try:
-                process.wait(CLOSE_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def __enter__(self) -> "Farm":
         return self
@@ -187,13 +190,13 @@ def tell(count: int, failures: dict["Variant", str], seconds: float) -> None:
     log.info("compiled %d kernels in %.1f s", count - len(failures), seconds)
 
 
-def _ask(process: "subprocess.Popen[str]", variant: "Variant", target: "Target") -> str:
+def _ask(process: socket.socket, variant: "Variant", target: "Target") -> str:
     """Have *process* compile *variant*; return what went wrong, or an empty string."""
-    assert process.stdin is not None and process.stdout is not None
+    line = json.dumps({"target": target, **asdict(variant)}) + "\n"
     try:
-        process.stdin.write(json.dumps({"target": target, **asdict(variant)}) + "\n")
-        process.stdin.flush()
-        answer = process.stdout.readline()
+        process.sendall(line.encode())
+        with process.makefile(encoding="utf-8") as answers:
+            answer = answers.readline()
     except OSError as error:
         return f"the compiling process has died ({error})"
     return str(json.loads(answer)) if answer else "the compiling process has died"
@@ -219,11 +222,9 @@ def serve(requests: TextIO, answers: TextIO) -> None:
         answers.flush()
 
 
-def main() -> None:
-    """Serve standard input; what compilers print goes to the log."""
+def main(sockets: Sequence[int]) -> None:
+    """Serve each of *sockets*, descriptors, in a process of its own; end when they have ended."""
     garbage.pause()
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
     import triton.runtime.cache
 
     from zlm.worker.kernel_variants import settle_keys
@@ -231,9 +232,26 @@ def main() -> None:
     triton.runtime.cache.triton_key()  # while the worker still loads
     settle_keys()
     garbage.resume()
-    serve(sys.stdin, answers)
-    os._exit(0)  # what is loaded need not be taken apart: the worker waits for the end
+    children = []
+    for own in sockets:
+        if not (child := os.fork()):
+            for other in sockets:
+                if other != own:
+                    os.close(other)
+            with (
+                contextlib.suppress(BrokenPipeError, ConnectionResetError),  # the worker has gone
+                open(own, closefd=False) as requests,
+                open(own, "w", closefd=False) as answers,
+            ):
+                serve(requests, answers)
+            os._exit(0)  # what is loaded need not be taken apart: the worker waits for the end
+        children.append(child)
+    for own in sockets:
+        os.close(own)
+    for child in children:
+        os.waitpid(child, 0)
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    main([int(word) for word in sys.argv[1:]])
