@@ -2,8 +2,9 @@
 
 Up to the reach of our kernels (``zlm.kernels.linear_small``) a product is one launch with its norm
 before it and activation, gate or residual after it. More rows are a norm, cuBLAS through torch, and
-for a gated product a third launch; a residual is added by cuBLAS itself. There is one copy of a
-weight, [N, K] as checkpoints have it; gate and up are merged to [2 I, K].
+for a gated product a third launch; a residual is added by cuBLAS itself. Of some shapes cuBLAS is
+told which kernel to take (``cublas_lt``). There is one copy of a weight, [N, K] as checkpoints have
+it; gate and up are merged to [2 I, K].
 
 *pdl*: our kernels start before the one before them has ended (``zlm.kernels.chain``).
 """
@@ -17,6 +18,7 @@ from torch import Tensor
 from zlm.kernels import gated, linear_small, rms_norm
 from zlm.kernels.linear_epilogue import SMALL_BYTES
 from zlm.kernels.linear_small import VECTOR_ROWS, device_name
+from zlm.ops import cublas_lt
 from zlm.ops.backend import Norm, Product
 
 # Rows of x up to which products shared out among warps (``linear_slices``) beat cuBLAS in a chain
@@ -111,6 +113,7 @@ class GpuProduct:
         self.bias = bias
         self.dtype = dtype
         self.reach = reach(self.weight, pdl=pdl)
+        self.tuned = cublas_lt.Tuned(self.weight)
 
     def __call__(self, x: Tensor, norm: Norm | None = None) -> Tensor:
         if not self.reach.covers(x.shape[0]):
@@ -129,11 +132,15 @@ class GpuProduct:
             return residual.add_(self._many_rows(rows))
         if self.bias is not None:
             residual.add_(self.bias)
-        return residual.addmm_(rows, self.weight.t())
+        launch = self.tuned.find(rows) if residual.is_contiguous() else None
+        if launch is None:
+            return residual.addmm_(rows, self.weight.t())
+        launch(self.weight, rows, residual, adds=True)
+        return residual
 
     def _many_rows(self, x: Tensor) -> Tensor:
         if self.dtype == self.weight.dtype:
-            return F.linear(x, self.weight, self.bias)
+            return _linear(x, self.weight, self.bias, self.tuned)
         out = wide_product(x, self.weight)
         return out if self.bias is None else out.add_(self.bias)
 
@@ -148,6 +155,7 @@ class GpuGatedProduct:
         self.activation = activation
         self.pdl = pdl
         self.reach = reach(weight, pdl=pdl)
+        self.tuned = cublas_lt.Tuned(weight)
         self.gate, self.up = weight.chunk(2)
         self.gate_bias: Tensor | None = None
         self.up_bias: Tensor | None = None
@@ -170,7 +178,7 @@ class GpuGatedProduct:
                 reach=self.reach,
             )
             return out
-        both = F.linear(x if norm is None else norm(x), self.weight, self.bias)
+        both = _linear(x if norm is None else norm(x), self.weight, self.bias, self.tuned)
         gated.gated(both, self.activation, out=out, pdl=self.pdl)
         return out
 
@@ -221,6 +229,16 @@ def _few_rows(
         tiled=tiled,
         pdl=reach.overlaps,
     )
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, tuned: cublas_lt.Tuned) -> Tensor:
+    """Return x @ weight.T + bias, of the weight's type."""
+    launch = tuned.find(x) if bias is None else None
+    if launch is None:
+        return F.linear(x, weight, bias)
+    out = torch.empty((x.shape[0], weight.shape[0]), dtype=weight.dtype, device=x.device)
+    launch(weight, x, out)
+    return out
 
 
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:
