@@ -134,6 +134,19 @@ def test_mxfp4_is_counted_by_shapes() -> None:
     assert gpu_costs.stored_bytes(resolved_of(spec, model=dummy), 2) == plain
 
 
+def test_a_small_gguf_file_is_spread_out_unless_its_codes_are_asked_for() -> None:
+    few = {"hidden_size": 576, "intermediate_size": 1536, "num_heads": 9, "num_kv_heads": 3}
+    small = msgspec.structs.replace(LLAMA_8B, weights_format="gguf", vocab_size=49152, **few)
+    large = msgspec.structs.replace(LLAMA_8B, weights_format="gguf")
+    wanted = {"quantization": "gguf"}
+    assert not gpu_costs.keeps_codes(resolved_of(small), 2)
+    assert gpu_costs.keeps_codes(resolved_of(small, model=wanted), 2)
+    assert not gpu_costs.keeps_codes(resolved_of(small, model=wanted), 4)
+    assert gpu_costs.keeps_codes(resolved_of(large), 2)
+    values = gpu_costs.weight_bytes(small, 2, 0)
+    assert gpu_costs.stored_bytes(resolved_of(small), 2) >= values
+
+
 def test_without_graphs_they_cost_nothing() -> None:
     resolved = resolved_of()
     none = replace(capacities_of(resolved), num_graphs=0)

@@ -48,6 +48,7 @@ PRODUCTS = "_proj", "_proj.weight"  # how the names of what may be codes end
 # Of a weight, scales included: of what is quantized as it is read, and of MXFP4.
 ONLINE_BYTES, MXFP4_BYTES = {"fp8": 1.0, "w4a16": 0.53}, 0.5 + 2 / 32
 SPAN = 32  # columns that kernels of 4 bits read at once; those of 8 bits read 16
+SMALL_BYTES = 2**30  # of a GGUF file's weights in the compute type, up to which they are spread out
 MATRIX_UNITS = (8, 0)  # compute capability below which attention is torch's
 
 
@@ -160,10 +161,19 @@ def stored_bytes(resolved: Resolved, element_bytes: int) -> int:
 
 
 def keeps_codes(resolved: Resolved, element_bytes: int) -> bool:
-    """Tell whether products of the model are made of codes: not in float32, unless asked for."""
-    spec = resolved.spec
-    if online_quantization(resolved.config, spec) is not None:
+    """Tell whether products of the model are made of codes: not in float32, unless asked for.
+
+    Nor are those of a small GGUF file, whose products wait for launches and not for memory: in
+    bfloat16 SmolLM2 of 135M has 1.1, 1.8, 2.1 and 1.1 times the tokens at 1, 8, 64 and 256 streams
+    (bench/RESULTS.md). ``--quantization gguf`` asks for them.
+    """
+    config, spec = resolved.config, resolved.spec
+    if online_quantization(config, spec) is not None:
         return True
+    if spec.weights_format == "gguf" and config.model.quantization is None:
+        values = sum(math.prod(shape) for shape in expected_tensors(spec).values())
+        if values * element_bytes <= SMALL_BYTES:
+            return False
     return element_bytes <= 2 and (spec.quantization is not None or spec.weights_format == "gguf")
 
 

@@ -104,6 +104,8 @@ def start(
     expected = gpu_costs.costs(resolved, card, limits, element_bytes=bytes_each)
     gpu_memory.plan(resolved, card, expected, groups)
     keep = gpu_costs.keeps_codes(resolved, bytes_each)
+    if not keep and spec.weights_format == "gguf":
+        log.info("the GGUF file's weights are read as %s", str(dtype).removeprefix("torch."))
     say("loading weights")
     model = startup.load_model(whole, ops, say, keep_quantized=keep, parallel=group.parallel)
     torch.cuda.synchronize()
