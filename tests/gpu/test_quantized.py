@@ -152,7 +152,8 @@ def test_product_of_rounded_rows(rows: int, N: int, K: int, group: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 17, 300])
 @pytest.mark.parametrize("kind", ["w4", "w4z", "fp8", "blocks"])
-def test_products_of_the_backend(kind: str, rows: int) -> None:
+@pytest.mark.parametrize("spread", [False, True], ids=["codes", "both"])
+def test_products_of_the_backend(kind: str, rows: int, spread: bool) -> None:
     """Each is within its rounding of float32's: x too is rounded to e4m3 with many rows."""
     from zlm.ops.block_matrix import BlockMatrix
     from zlm.ops.gpu import GpuOps
@@ -169,7 +170,7 @@ def test_products_of_the_backend(kind: str, rows: int) -> None:
     if kind == "w4z":
         zeros = torch.randint(0, 16, matrix.scales.shape, device="cuda")
         matrix = BlockMatrix(matrix.codes, matrix.scales, matrix.scales * -zeros, matrix.block)
-    ops = GpuOps(torch.device("cuda"), torch.bfloat16)
+    ops = GpuOps(torch.device("cuda"), torch.bfloat16, spread=spread)
     product = ops.linear(matrix)
     assert isinstance(product, QuantizedProduct)
     x, residual = (torch.randn(rows, k, device="cuda").bfloat16() for k in (2048, 1024))

@@ -89,6 +89,45 @@ def test_gated(kind: str, rows: int) -> None:
     close(both(x, norm), torch.nn.functional.silu(normed @ wide[0]) * (normed @ wide[1]))
 
 
+@pytest.mark.parametrize("kind", ["four_zeros", "four_offsets", "bytes", "ordered"])
+def test_many_rows_go_by_the_form_beside_the_codes(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same results as without it: the weight is rounded alike."""
+    monkeypatch.setattr(gpu_quantized, "SPREAD_ROWS", 2)
+    monkeypatch.setattr(gpu_quantized.quantized_linear, "MOST_ROWS", 2)
+    weight, bias = matrix(kind), torch.randn(24).bfloat16()
+    both, codes = (GpuOps(CPU, torch.bfloat16, spread=spread) for spread in (True, False))
+    norm = both.norm(torch.rand(64), 1e-6)
+    for rows in (2, 3):
+        x, residual = torch.randn(rows, 64).bfloat16(), torch.randn(rows, 24).bfloat16()
+        with monkeypatch.context() as without:
+            if rows > 2:  # the codes are not looked at
+                without.setattr(gpu_quantized.QuantizedCore, "_few", None)
+            product = both.linear(weight, bias)
+            got = [product(x), product(x, norm), product.add(x, residual.clone())]
+            got += [both.linear(weight, bias, wide=True)(x)]
+            got += [both.gated(weight, weight, None, None, "silu")(x, norm)]
+        product = codes.linear(weight, bias)
+        expected = [product(x), product(x, norm), product.add(x, residual.clone())]
+        expected += [codes.linear(weight, bias, wide=True)(x)]
+        expected += [codes.gated(weight, weight, None, None, "silu")(x, norm)]
+        for one, other in zip(got, expected, strict=True):
+            assert one.dtype == other.dtype
+            close(one.float(), other.float(), 1e-2)  # the interpreter cuts off
+
+
+@pytest.mark.parametrize("kind", ["float8", "four_zeros"])
+def test_one_form_where_both_are_of_no_use(kind: str) -> None:
+    """Rows are rounded to float8, have the same bits whatever the others, or are float32."""
+    rounds = kind == "float8"
+    fixed = GpuOps(CPU, torch.bfloat16, spread=True, deterministic=not rounds)
+    for ops in (fixed, GpuOps(CPU, torch.float32, spread=True)):
+        product = ops.linear(matrix(kind))
+        assert isinstance(product, gpu_quantized.QuantizedProduct)
+        assert product.core.spread is None
+
+
 def test_float8_activations_are_rounded_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As they are for many rows in bfloat16. The interpreter cuts off what the card rounds."""
     monkeypatch.setattr(gpu_quantized, "FLOAT8_ROWS", 0)

@@ -134,6 +134,23 @@ def test_mxfp4_is_counted_by_shapes() -> None:
     assert gpu_costs.stored_bytes(resolved_of(spec, model=dummy), 2) == plain
 
 
+def test_codes_have_another_form_beside_them_where_that_is_little_of_the_card() -> None:
+    online = resolved_of(model={"quantization": "w4a16", "load_format": "dummy"})
+    products = 32 * (4096 * (6144 + 4096) + 3 * 4096 * 14336)
+    assert gpu_costs.spread_bytes(online, 2, H200) == 2 * products
+    assert planned(online).costs.weights - gpu_costs.stored_bytes(online, 2) == 2 * products
+    assert gpu_costs.spread_bytes(online, 2, SMALL) == 0  # too much of it
+    assert gpu_costs.spread_bytes(online, 4, H200) == 0
+    assert gpu_costs.spread_bytes(resolved_of(), 2, H200) == 0
+    float8 = resolved_of(model={"quantization": "fp8", "load_format": "dummy"})
+    assert gpu_costs.spread_bytes(float8, 2, H200) == 0
+    experts = ExpertsSpec(count=8, chosen=2, normalize=True, size=14336)
+    mixture = replace_spec(experts=experts)
+    wanted = resolved_of(mixture, model={"quantization": "w4a16", "load_format": "dummy"})
+    attention = 32 * 4096 * (6144 + 4096)
+    assert gpu_costs.spread_bytes(wanted, 2, replace(H200, total_bytes=1000 * GIB)) == 2 * attention
+
+
 def test_a_small_gguf_file_is_spread_out_unless_its_codes_are_asked_for() -> None:
     few = {"hidden_size": 576, "intermediate_size": 1536, "num_heads": 9, "num_kv_heads": 3}
     small = msgspec.structs.replace(LLAMA_8B, weights_format="gguf", vocab_size=49152, **few)

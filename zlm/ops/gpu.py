@@ -46,8 +46,9 @@ class GpuOps:
     kv_dtype: of keys and values in the cache: *dtype* (None), or e4m3. attention: "triton", or
     "sdpa" for cards before sm80, where Triton has no matrix products: no kernel then uses them.
     deterministic: a token's results have the same bits whatever else is in the step and however its
-    prompt was cut in chunks; slower. pdl: kernels start before the one before them has ended
-    (``zlm.kernels.chain``; sm90 on).
+    prompt was cut in chunks; slower. spread: weights that are codes are kept in *dtype* too, for
+    many rows. pdl: kernels start before the one before them has ended (``zlm.kernels.chain``; sm90
+    on).
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class GpuOps:
         kv_dtype: torch.dtype | None = None,
         attention: str = "triton",
         deterministic: bool = False,
+        spread: bool = False,
         pdl: bool = False,
     ) -> None:
         assert attention in ATTENTIONS
@@ -69,6 +71,7 @@ class GpuOps:
         self.needs_lengths = attention == "sdpa"
         self._gathers = attention == "sdpa"
         self._fixed = deterministic
+        self._spread = spread
         self.pdl = pdl
         self._embedded: tuple[weakref.ref[Tensor], Codes] | None = None
         self._workspaces: dict[Geometry, DecodeWorkspace] = {}
@@ -251,7 +254,9 @@ class GpuOps:
 
     def _means(self, dtype: torch.dtype, weight: Weight) -> Means:
         scale = weight.input_scale if isinstance(weight, BlockMatrix) else 0.0
-        return Means(dtype, self.dtype, self._fixed, not self._gathers, self.pdl, scale)
+        return Means(
+            dtype, self.dtype, self._fixed, not self._gathers, self.pdl, scale, self._spread
+        )
 
     def _workspace(self, geometry: Geometry) -> DecodeWorkspace:
         if geometry not in self._workspaces:

@@ -17,12 +17,14 @@ def select(
     kv_dtype: torch.dtype | None = None,
     attention: str = "auto",
     deterministic: bool = False,
+    spread: bool = False,
 ) -> Ops:
     """Return the operations for *device* that compute in *dtype*.
 
     kv_dtype: of the cache; None: *dtype*. attention: ``--attention-backend``; auto is triton, or
-    sdpa on cards before sm80. Raises ConfigError, naming the flag, for what the device cannot. On a
-    CPU there is one kind of attention, and float32 results are deterministic as they are.
+    sdpa on cards before sm80. spread: a GPU's quantized weights are kept in both forms. Raises
+    ConfigError, naming the flag, for what the device cannot. On a CPU there is one kind of
+    attention, and float32 results are deterministic as they are.
     """
     if device.type == "cpu":
         return CpuOps(dtype, kv_dtype=kv_dtype)
@@ -44,5 +46,6 @@ def select(
         kv_dtype=kv_dtype,
         attention=attention,
         deterministic=deterministic,
+        spread=spread,
         pdl=capability >= DEPENDENT_LAUNCH,
     )

@@ -47,6 +47,7 @@ SPREAD_VALUES = 1 << 26  # of a quantized weight in the compute type: ``gpu_quan
 PRODUCTS = "_proj", "_proj.weight"  # how the names of what may be codes end
 # Of a weight, scales included: of what is quantized as it is read, and of MXFP4.
 ONLINE_BYTES, MXFP4_BYTES = {"fp8": 1.0, "w4a16": 0.53}, 0.5 + 2 / 32
+BOTH_SHARE = 5  # codes and their form in the compute type may take one part in so many of a card
 SPAN = 32  # columns that kernels of 4 bits read at once; those of 8 bits read 16
 SMALL_BYTES = 2**30  # of a GGUF file's weights in the compute type, up to which they are spread out
 MATRIX_UNITS = (8, 0)  # compute capability below which attention is torch's
@@ -177,6 +178,29 @@ def keeps_codes(resolved: Resolved, element_bytes: int) -> bool:
     return element_bytes <= 2 and (spec.quantization is not None or spec.weights_format == "gguf")
 
 
+def spread_bytes(resolved: Resolved, element_bytes: int, card: Card) -> int:
+    """Return what products take in the compute type beside their codes; 0: only codes are kept.
+
+    They are kept in both forms where that is a small part of the card: many rows are faster so.
+    Codes of float8 may turn out not to need it; experts are codes alone.
+    """
+    spec, config = resolved.spec, resolved.config
+    online = online_quantization(config, spec)
+    if element_bytes > 2 or not keeps_codes(resolved, element_bytes):
+        return 0
+    if config.compute.deterministic or online == "fp8" or spec.quantization == "mxfp4":
+        return 0
+    values = sum(
+        math.prod(shape)
+        for name, shape in expected_tensors(spec).items()
+        if name.endswith(PRODUCTS) and len(shape) == 2 and ".experts." not in name
+    )
+    if spec.weights_format == "gguf":
+        values += spec.vocab_size * spec.hidden_size
+    both = stored_bytes(resolved, element_bytes) + values * element_bytes
+    return values * element_bytes if both * BOTH_SHARE <= card.total_bytes else 0
+
+
 def quantized_step_bytes(resolved: Resolved, element_bytes: int, tokens: int) -> int:
     """Return what products of codes take of a step beside what others do: see
     ``zlm.ops.gpu_quantized``."""
@@ -278,6 +302,7 @@ def costs(
     spec = resolved.spec
     if weights is None:
         weights = stored_bytes(resolved, element_bytes)
+        weights += spread_bytes(resolved, element_bytes, card)
     step = activation_bytes(spec, element_bytes, capacities.tokens, capacities.samples)
     step += quantized_step_bytes(resolved, element_bytes, capacities.tokens)
     attention = attention_bytes(resolved, element_bytes, capacities, card)

@@ -91,21 +91,26 @@ def start(
         config.model.dtype, config.cache.kv_cache_dtype, spec, capability
     )
     sizes = StepSizes(resolved.max_num_seqs)
+    bytes_each = dtype.itemsize
+    beside = gpu_costs.spread_bytes(resolved, bytes_each, card)
     ops = select(
         device,
         dtype,
         kv_dtype=group_caches.kv_type(resolved, dtype),
         attention=config.compute.attention_backend,
         deterministic=config.compute.deterministic,
+        spread=beside > 0,
     )
     groups = group_caches.facts(resolved, ops.block_bytes, ops.kv_dtype)
     limits = gpu_forecast.capacities(resolved, sizes, prefill_graphs=not ops.needs_lengths)
-    bytes_each = dtype.itemsize
     expected = gpu_costs.costs(resolved, card, limits, element_bytes=bytes_each)
     gpu_memory.plan(resolved, card, expected, groups)
     keep = gpu_costs.keeps_codes(resolved, bytes_each)
+    form = str(dtype).removeprefix("torch.")
     if not keep and spec.weights_format == "gguf":
-        log.info("the GGUF file's weights are read as %s", str(dtype).removeprefix("torch."))
+        log.info("the GGUF file's weights are read as %s", form)
+    if beside:
+        log.info("quantized weights are kept as %s too: %.1f GiB", form, beside / 2**30)
     say("loading weights")
     model = startup.load_model(whole, ops, say, keep_quantized=keep, parallel=group.parallel)
     torch.cuda.synchronize()
@@ -133,8 +138,7 @@ def start(
         _use_idle_time(assembled.runner, resolved, sizes)
     for line in gpu_memory.verify(plan, gpu_measure.measured(device)):
         log.info("%s", line)
-    name = str(dtype).removeprefix("torch.")
-    ready = WorkerReady(rank, plan.blocks.totals, resolved.device, name)
+    ready = WorkerReady(rank, plan.blocks.totals, resolved.device, form)
     runner = assembled.runner if is_last else StageRunner(assembled.runner)
     return startup.Started(runner, ready, memory=plan.facts(), answers=group.answers)
 
