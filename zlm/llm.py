@@ -127,8 +127,9 @@ class LLM:
         ``cache_salt``). ``sampling_params`` is one for all, or one for each; None takes the model's
         defaults. ``priority`` (lower runs earlier) counts under ``scheduling_policy="priority"``.
 
-        Raises BadRequest or TooLong, naming the prompt's index, before anything runs; Internal
-        when the engine has died. KeyboardInterrupt ends what runs and leaves the engine usable.
+        Raises BadRequest or TooLong, naming the prompt's index, and ends what runs of the others by
+        then; Internal when the engine has died. KeyboardInterrupt ends what runs and leaves the
+        engine usable.
         """
         call = offline_calls.generate(self._engine.resolved, prompts, sampling_params, priority)
         return self._answers(call.of(self._engine), use_tqdm)

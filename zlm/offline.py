@@ -194,8 +194,9 @@ class OfflineEngine:
     ) -> list[Answer]:
         """Answer *requests*, in their order; *advance(requests done, tokens made)* is told news.
 
-        Raises BadRequest or TooLong, naming the index of the first request that is refused, before
-        any runs; Internal when a child dies. After KeyboardInterrupt the engine stays usable.
+        The first of them run while others are still tokenized. Raises BadRequest or TooLong, naming
+        the index of the first request that is refused, and aborts those that run; Internal when a
+        child dies. After KeyboardInterrupt the engine stays usable.
         """
         self._check()
         ended: list[None] = []
@@ -203,12 +204,13 @@ class OfflineEngine:
         self._takers |= {request_id: each.take for request_id, each in pending.items()}
         with deferred_interrupt() as interrupt:
             try:
-                for submit in self._tokenize(requests, pending, interrupt):
-                    self._submit(submit)
-                done = 0
+                done, rest = 0, enumerate(requests)
                 while done < len(requests):
                     interrupt.check()
-                    tokens = self.pump()
+                    part = self._tokenize(rest, pending, interrupt)
+                    for submit in part:
+                        self._submit(submit)
+                    tokens = self.pump(0 if part else WATCH_MS)
                     advance(len(ended) - done, tokens)
                     done = len(ended)
             except BaseException:
@@ -305,23 +307,32 @@ class OfflineEngine:
 
     def _tokenize(
         self,
-        requests: Sequence[Generate | Pool],
+        requests: Iterator[tuple[int, Generate | Pool]],
         pending: Mapping[int, Pending],
         interrupt: "Interrupt",
     ) -> list[Submit]:
-        """Return what is to be submitted for *requests*; raise for the first that is refused."""
-        self._to_submit = []
+        """Return what is to be submitted for the next of *requests*: a full step's, or all of them.
+
+        Raises for the first that is refused.
+        """
+        ordered = self.resolved.config.scheduler.policy == "priority"  # the first may be the last
+        self._to_submit, begun, tokens = [], [], 0
         try:
-            for index, request in enumerate(requests):
+            for index, request in requests:
                 interrupt.check()
+                begun.append(request.request_id)
+                known = len(self._to_submit)
                 self._core.handle(request)
                 refusal = pending[request.request_id].answer
                 if isinstance(refusal, Failed):
                     raise as_error(refusal, f"prompt {index}: ")
+                tokens += sum(len(each.token_ids) // 4 for each in self._to_submit[known:])
+                if tokens >= self.resolved.max_num_batched_tokens and not ordered:
+                    break
             return self._to_submit
         except BaseException:
-            for request in requests:  # of these the engine core has seen nothing
-                self._core.handle(Cancel(request.request_id))
+            for request_id in begun:  # of these the engine core has seen nothing
+                self._core.handle(Cancel(request_id))
             raise
         finally:
             self._to_submit = None
