@@ -21,7 +21,7 @@
 
 #define CHUNK 64
 #define MAX_DIM 512
-#define AHEAD 16 /* keys that the first chunk fetches ahead */
+#define AHEAD 32 /* keys that the first chunk fetches ahead */
 
 struct layer { /* the same for all steps */
     const float *q_norm, *k_norm; /* [dim], or none */
@@ -86,10 +86,11 @@ INLINE void load_normed(const void *x, int64_t at, const float *norm, const stru
     }
 }
 
+/* Asks for what is needed soon: into L2, which waits for more lines at a time than L1 does. */
 INLINE void fetch(const void *cache, int64_t at, int count, const int type) {
     const int bytes = type == FLOAT32 ? 4 : 2;
     for (int line = 0; line < count * bytes; line += 64)
-        __builtin_prefetch((const char *)cache + at * bytes + line);
+        __builtin_prefetch((const char *)cache + at * bytes + line, 0, 2);
 }
 
 /* Finds the keys from `first` on: as many as are left of the part, up to CHUNK. */
