@@ -1,11 +1,13 @@
 """Where compiled kernels are kept; and that a second start finds all that the first compiled."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from running_server import eventually_true
 
 from zlm.worker import kernel_cache
 from zlm.worker.kernel_cache import (
@@ -142,6 +144,39 @@ def test_a_second_start_finds_all_that_the_first_compiled(tmp_path: Path) -> Non
     ]
     assert outputs == ["3 0\nlaunched\n", "0 3\nlaunched\n"]
     assert len(list(tmp_path.glob("*/*.cubin"))) == 3
+
+
+ORPHANS = """
+import os
+
+from zlm.worker.kernel_farm import Farm
+
+print(Farm(2)._process.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_compiling_processes_end_with_the_worker(tmp_path: Path) -> None:
+    """Whatever ends it: they read its end of their sockets."""
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "0", FOLDER_VARIABLE: str(tmp_path)}
+    command = [sys.executable, "-c", ORPHANS]
+    worker = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
+    assert worker.returncode == -signal.SIGKILL
+
+    group = int(worker.stdout)
+
+    def gone() -> bool:  # but for those whose end nobody has asked about
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                state, _, itself = stat.read_text().rpartition(")")[2].split()[:3]
+            except (OSError, ValueError):  # it ended meanwhile
+                continue
+            if int(itself) == group and state != "Z":
+                return False
+        return True
+
+    assert eventually_true(gone, 60)
 
 
 def test_a_start_like_one_before_is_marked(tmp_path: Path) -> None:
