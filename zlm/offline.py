@@ -361,7 +361,11 @@ class OfflineEngine:
             self._group.send("engine", 0, Abort(sorted(self._sequences)))
         deadline = time.monotonic() + ABORT_SECONDS
         while self._sequences and time.monotonic() < deadline:
+            left = len(self._sequences)
             self.pump()
+            stats = self.stats()
+            if len(self._sequences) == left and not (stats.num_running or stats.num_waiting):
+                self._sequences.clear()  # a second Ctrl-C came before their last rows were noted
         if self._sequences:
             logger.error("%d sequences did not end when aborted", len(self._sequences))
 

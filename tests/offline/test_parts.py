@@ -79,6 +79,15 @@ def test_a_refusal_after_others_have_begun_ends_them(open_small: Callable[..., L
         assert len(output.outputs[0].token_ids) == 4
 
 
+def test_rows_that_were_lost_are_not_waited_for(open_small: Callable[..., LLM]) -> None:
+    """A second Ctrl-C may come between a message and its being noted; the engine is idle then."""
+    with open_small() as llm:
+        llm._engine._sequences.add(10**9)
+        with pytest.raises(BadRequest, match="prompt 0"):
+            llm.generate([[10**6]], GREEDY, use_tqdm=False)
+        assert llm._engine._sequences == set()
+
+
 def test_all_are_submitted_at_once_where_the_last_may_go_first(
     open_small: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
