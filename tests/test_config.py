@@ -184,3 +184,8 @@ def test_deterministic_on_a_cpu_is_float32() -> None:
     for keywords in ({"dtype": "bfloat16"}, {"cache": CacheOptions(kv_cache_dtype="bfloat16")}):
         with pytest.raises(ConfigError, match="--deterministic: on a CPU bfloat16 products"):
             join(compute=exact, **keywords)
+
+
+def test_another_quantization_names_those_that_a_gpu_makes() -> None:
+    with pytest.raises(ConfigError, match=r"its format is safetensors.; give fp8 or w4a16, or"):
+        join(quantization="awq", device="cuda")

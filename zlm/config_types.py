@@ -47,9 +47,11 @@ def check_form(config: "Config", spec: "ModelSpec", device: str) -> None:
             "leave the flag out, or take a checkpoint that is quantized, such as a GGUF file"
         )
     if wanted is not None and online is None and QUANTIZATION_SPELLINGS.get(wanted, wanted) != form:
+        takes_others = device == "cuda" and form == "safetensors"
+        others = "" if not takes_others else f"give {' or '.join(ONLINE_QUANTIZATION)}, or "
         raise ConfigError(
             f"--quantization {clip(wanted)}: this checkpoint is not of that kind (its format is "
-            f"{form}); leave the flag out and the checkpoint decides"
+            f"{form}); {others}leave the flag out and the checkpoint decides"
         )
     dtype = DTYPE_SPELLINGS.get(config.model.dtype, config.model.dtype)
     kv_dtype = config.cache.kv_cache_dtype

@@ -134,6 +134,12 @@ def test_mxfp4_is_counted_by_shapes() -> None:
     assert gpu_costs.stored_bytes(resolved_of(spec, model=dummy), 2) == plain
 
 
+def test_what_cannot_help_is_not_advised() -> None:
+    """Smaller steps do not make room for weights that are more than the card."""
+    message = refusal(resolved_of(), replace(SMALL, total_bytes=8 * GIB, free_bytes=8 * GIB))
+    assert message.endswith("take a smaller or quantized model, a larger GPU, or several")
+
+
 def test_codes_have_another_form_beside_them_where_that_is_little_of_the_card() -> None:
     online = resolved_of(model={"quantization": "w4a16", "load_format": "dummy"})
     products = 32 * (4096 * (6144 + 4096) + 3 * 4096 * 14336)

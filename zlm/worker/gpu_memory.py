@@ -158,7 +158,8 @@ def _does_not_fit(
     length = longest_context(groups, wanted, budget - needed.total)
     if length >= SHORTEST_CONTEXT:
         advice.append(f"give --max-model-len {length} or less")
-    if needed.activations + needed.graphs + needed.tables > needed.weights // 8:
+    of_steps = needed.activations + needed.graphs + needed.tables
+    if of_steps > needed.weights // 8 and needed.total - of_steps < budget:
         advice.append(
             f"lower --max-num-batched-tokens ({resolved.max_num_batched_tokens}) or "
             f"--max-num-seqs ({resolved.max_num_seqs})"
@@ -168,7 +169,7 @@ def _does_not_fit(
         f"{least / GIB:.2f} GiB of KV cache for one sequence of --max-model-len "
         f"{wanted.max_model_len} tokens are more than the {budget / GIB:.2f} of "
         f"{card.total_bytes / GIB:.2f} GiB that may be used (--gpu-memory-utilization {share:g}): "
-        + (", or ".join(advice) or "take a smaller model or a larger GPU")
+        + (", or ".join(advice) or "take a smaller or quantized model, a larger GPU, or several")
     )
 
 
