@@ -95,16 +95,16 @@ class QuantizedCore:
             return 1
         if self.rounds:
             return FLOAT8_ROWS
-        return quantized_linear.MOST_ROWS
+        most = quantized_linear.MOST_ROWS
+        return min(most, SPREAD_ROWS) if self._keeps_both() else most
 
     def _keeps_both(self) -> bool:
         how = self.how
         return how.spread and how.compute != torch.float32 and not (self.rounds or how.fixed)
 
     def _spread_out(self) -> GpuProduct | GpuGatedProduct:
-        """Return the product with the weight in the compute type, and have many rows go there."""
+        """Return the product with the weight in the compute type."""
         how = self.how
-        self.most = min(self.most, SPREAD_ROWS)
         shape, device = self.weight.shape, self.weight.data.device
         weight = torch.empty(shape, dtype=how.compute, device=device)
         quantized_spread.spread(self.weight, out=weight)

@@ -138,11 +138,7 @@ def stored_bytes(resolved: Resolved, element_bytes: int) -> int:
     if is_dummy or not keeps_codes(resolved, element_bytes):
         return plain
     dims = 3 if spec.quantization == "mxfp4" else 2
-    products = {
-        name: shape
-        for name, shape in expected_tensors(spec).items()
-        if name.endswith(PRODUCTS) and len(shape) == dims
-    }
+    products = _products(spec, dims)
     narrow = MXFP4_BYTES if online is None else ONLINE_BYTES[online]
     if online is None and dims == 2:
         path, values = Path(resolved.model_path), sum(map(math.prod, products.values()))
@@ -161,6 +157,12 @@ def stored_bytes(resolved: Resolved, element_bytes: int) -> int:
     return plain - int(saved)
 
 
+def _products(spec: ModelSpec, dims: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes, of *dims* dimensions, of what may be codes."""
+    tensors = expected_tensors(spec).items()
+    return {n: shape for n, shape in tensors if n.endswith(PRODUCTS) and len(shape) == dims}
+
+
 def keeps_codes(resolved: Resolved, element_bytes: int) -> bool:
     """Tell whether products of the model are made of codes: not in float32, unless asked for.
 
@@ -171,11 +173,12 @@ def keeps_codes(resolved: Resolved, element_bytes: int) -> bool:
     config, spec = resolved.config, resolved.spec
     if online_quantization(config, spec) is not None:
         return True
-    if spec.weights_format == "gguf" and config.model.quantization is None:
-        values = sum(math.prod(shape) for shape in expected_tensors(spec).values())
-        if values * element_bytes <= SMALL_BYTES:
-            return False
-    return element_bytes <= 2 and (spec.quantization is not None or spec.weights_format == "gguf")
+    if spec.weights_format == "gguf":
+        is_wanted = config.model.quantization is not None
+        is_kept = is_wanted or weight_bytes(spec, element_bytes, 0) > SMALL_BYTES
+    else:
+        is_kept = spec.quantization is not None
+    return element_bytes <= 2 and is_kept
 
 
 def spread_bytes(resolved: Resolved, element_bytes: int, card: Card) -> int:
@@ -190,11 +193,8 @@ def spread_bytes(resolved: Resolved, element_bytes: int, card: Card) -> int:
         return 0
     if config.compute.deterministic or online == "fp8" or spec.quantization == "mxfp4":
         return 0
-    values = sum(
-        math.prod(shape)
-        for name, shape in expected_tensors(spec).items()
-        if name.endswith(PRODUCTS) and len(shape) == 2 and ".experts." not in name
-    )
+    products = _products(spec, 2).items()
+    values = sum(math.prod(shape) for name, shape in products if ".experts." not in name)
     if spec.weights_format == "gguf":
         values += spec.vocab_size * spec.hidden_size
     both = stored_bytes(resolved, element_bytes) + values * element_bytes

@@ -111,6 +111,7 @@ def start(
         log.info("the GGUF file's weights are read as %s", form)
     if beside:
         log.info("quantized weights are kept as %s too: %.1f GiB", form, beside / 2**30)
+        hashing.join()  # to spread them out is the first launch
     say("loading weights")
     model = startup.load_model(whole, ops, say, keep_quantized=keep, parallel=group.parallel)
     torch.cuda.synchronize()
