@@ -62,6 +62,26 @@ FP8_DECODES = {
     ],
     256: [DecodeConfig(32, 4, 4, 3, least=3), DecodeConfig(64, 8, 3, 2, least=2)],
 }
+FP8_PREFILLS = {
+    64: [PrefillConfig(64, 64, 4, 2, 3), PrefillConfig(64, 32, 4, 3, 3)],
+    128: [
+        PrefillConfig(128, 64, 8, 3),
+        PrefillConfig(128, 64, 8, 2),
+        PrefillConfig(128, 32, 8, 2, 2),
+        PrefillConfig(128, 32, 8, 3, 2),
+        PrefillConfig(128, 128, 8, 2),
+        PrefillConfig(64, 64, 4, 2, 2),
+        PrefillConfig(64, 32, 4, 3, 3),
+        PrefillConfig(64, 64, 4, 3, 3),
+    ],
+    256: [
+        PrefillConfig(128, 64, 8, 2),
+        PrefillConfig(128, 32, 8, 2),
+        PrefillConfig(64, 32, 4, 3),
+        PrefillConfig(64, 32, 4, 2, 2),
+        PrefillConfig(64, 64, 4, 2),
+    ],
+}
 FP8_SHAPES = ("gemma-3-270m", "llama-3.1-8b")
 DECODE_BATCHES = {  # rows and context of each row
     "smollm2-135m": [(1, 300), (8, 530), (16, 530), (64, 530), (256, 530)],
@@ -220,7 +240,8 @@ def tables() -> list[Table]:
         dim = shape.head_dim
         more = DECODES[dim] if dtype == DTYPE else FP8_DECODES[dim]
         for_decode = list(dict.fromkeys((*planning.settings(CUDA, dim, dtype), *more)))
-        for_prefill = list(dict.fromkeys((prefill_tables[dim], *PREFILLS[dim])))
+        others = PREFILLS[dim] if dtype == DTYPE else FP8_PREFILLS[dim]
+        for_prefill = list(dict.fromkeys((prefill_tables[dim], *others)))
         for window in shape.windows:
             name = shape.name + (f" window {window}" if window else "")
             name += " fp8" if dtype == FP8 else ""

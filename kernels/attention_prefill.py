@@ -20,6 +20,9 @@ a compiler may round the same expression differently in each. Keys come in steps
 the sequence, and one that a query sees nothing of leaves its sums as they are: so then a query's
 result has the same bits whatever tile it is in, and whether its prompt came in one chunk or many.
 
+Of a cache of e4m3 a tile widens what it reads, or reads what ``zlm.kernels.kv_widen`` has widened
+for its row: a step that has both kinds of rows launches the kernel twice.
+
 The layout of the cache is told in ``zlm.kernels.attention_decode``.
 """
 
@@ -30,7 +33,16 @@ from torch import Tensor
 from zlm.kernels.attention_decode_plan import first_seen
 from zlm.kernels.attention_prefill_plan import PrefillConfig, config_of
 from zlm.kernels.chain import begin
-from zlm.kernels.kv_fp8 import FP8, dequantized, even, halves_of_query, odd, reading
+from zlm.kernels.kv_fp8 import (
+    FP8,
+    PLAIN,
+    dequantized,
+    even,
+    half_of_query,
+    halves_of_query,
+    odd,
+    reading,
+)
 from zlm.kernels.launch import direct, power_of_two
 from zlm.kernels.rotary_kv import turned
 
@@ -38,6 +50,7 @@ from zlm import config as facts
 
 LOG2_E = 1.4426950408889634
 LOG2_E_CONSTANT = tl.constexpr(LOG2_E)  # for kernels
+ALL_ROWS, ROWS_OF_CACHE, WIDENED_ROWS = 0, 1, 2  # that a launch is for: the kernel's ROWS
 
 
 def reference(
@@ -82,6 +95,16 @@ def reference(
 
 
 @triton.jit
+def _block_of(p_row, i_key, i_len, BLOCK_SIZE: tl.constexpr, DENSE: tl.constexpr):
+    """Return the blocks of keys *i_key*: of a table's row, or, DENSE, counted from the first."""
+    if DENSE:
+        b_block = p_row + i_key // BLOCK_SIZE
+    else:
+        b_block = tl.load(p_row + i_key // BLOCK_SIZE, mask=i_key < i_len, other=0)
+    return b_block
+
+
+@triton.jit
 def _key_loop(
     b_q,
     b_q_odd,
@@ -105,22 +128,24 @@ def _key_loop(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     READ: tl.constexpr,
+    DENSE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Attend to keys i_begin .. i_end, multiples of BLOCK_N.
 
-    Return (acc, its odd dimensions if those are apart, maxima, sums). D is of what the cache has.
+    Return (acc, its odd dimensions if those are apart, maxima, sums). D is of what the cache has;
+    p_row is a number with DENSE, see ``_block_of``.
     """
     i_d = tl.arange(0, D_PAD)
     i_n = tl.arange(0, BLOCK_N)
     i_token = (i_n % BLOCK_SIZE)[:, None] * D + i_d[None, :]  # where a token is in its block
     # Blocks are looked up a step ahead: keys and values are then asked for without waiting.
     i_key = i_begin + i_n
-    b_block = tl.load(p_row + i_key // BLOCK_SIZE, mask=i_key < i_len, other=0)
+    b_block = _block_of(p_row, i_key, i_len, BLOCK_SIZE, DENSE)
     for i_base in range(i_begin, i_end, BLOCK_N):
         i_key = i_base + i_n
         i_next = i_key + BLOCK_N
-        b_next = tl.load(p_row + i_next // BLOCK_SIZE, mask=i_next < i_len, other=0)
+        b_next = _block_of(p_row, i_next, i_len, BLOCK_SIZE, DENSE)
         if BLOCK_N % BLOCK_SIZE:  # a step may begin within a block
             i_token = (i_key % BLOCK_SIZE)[:, None] * D + i_d[None, :]
         p_tile = p_k + b_block.to(tl.int64)[:, None] * stride_block + i_token
@@ -166,7 +191,9 @@ def _key_loop(
 
 
 @direct
-@triton.jit(do_not_specialize=["p_table", "p_starts", "p_lens", "p_work", "stride_table"])
+@triton.jit(
+    do_not_specialize=["p_table", "p_starts", "p_lens", "p_work", "p_bases", "stride_table"]
+)
 def _prefill_kernel(
     p_q,
     p_cache,
@@ -177,6 +204,7 @@ def _prefill_kernel(
     p_out,
     p_sinks,
     p_kv_scales,
+    p_bases,
     stride_q_token,
     stride_q_head,
     stride_block,
@@ -203,9 +231,11 @@ def _prefill_kernel(
     READ: tl.constexpr,
     KV_SCALES: tl.constexpr,
     ROT: tl.constexpr,
+    ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """ROT: elements of a head that are to be rotated, 0: q is rotated."""
+    DENSE: tl.constexpr = ROWS == 2
     begin(PDL)
     i_head = tl.program_id(0)
     i_item = tl.program_id(1)
@@ -213,6 +243,13 @@ def _prefill_kernel(
     i_tile = tl.load(p_work + i_item * 2 + 1)
     if i_row < 0:
         return
+    p_row = p_table + i_row.to(tl.int64) * stride_table
+    if ROWS != 0:
+        i_base = tl.load(p_bases + i_row)
+        if (i_base >= 0) != DENSE:
+            return
+        if DENSE:
+            p_row = i_base
     i_from = tl.load(p_starts + i_row)
     n_queries = tl.load(p_starts + i_row + 1) - i_from
     i_len = tl.load(p_lens + i_row)
@@ -240,6 +277,8 @@ def _prefill_kernel(
     b_q_odd = b_q
     if READ != 0:
         b_q, b_q_odd = halves_of_query(b_q)
+    if DENSE:
+        b_q = half_of_query(b_q)
     if KV_SCALES:
         scale *= tl.load(p_kv_scales + i_head)
         v_factor *= tl.load(p_kv_scales + tl.num_programs(0) + i_head)
@@ -256,7 +295,6 @@ def _prefill_kernel(
     if FIXED:
         i_diagonal = i_low
 
-    p_row = p_table + i_row.to(tl.int64) * stride_table
     p_k = p_cache + i_head.to(tl.int64) * stride_head
     b_m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     b_l = tl.zeros([BLOCK_M], tl.float32)
@@ -271,22 +309,24 @@ def _prefill_kernel(
         b_acc, b_odd, b_m, b_l = _key_loop(
             b_q, b_q_odd, b_acc, b_odd, b_m, b_l, p_row, p_k, stride_block, i_low, i_window_end,
             i_position, i_len, scale, cap, D // PAIR, D_PAD // PAIR, BLOCK_N, BLOCK_SIZE, WINDOW,
-            SOFTCAP, READ, True,
+            SOFTCAP, READ, DENSE, True,
         )
     if not FIXED:
         b_acc, b_odd, b_m, b_l = _key_loop(
             b_q, b_q_odd, b_acc, b_odd, b_m, b_l, p_row, p_k, stride_block, i_window_end,
             i_diagonal, i_position, i_len, scale, cap, D // PAIR, D_PAD // PAIR, BLOCK_N,
-            BLOCK_SIZE, WINDOW, SOFTCAP, READ, False,
+            BLOCK_SIZE, WINDOW, SOFTCAP, READ, DENSE, False,
         )
     b_acc, b_odd, b_m, b_l = _key_loop(
         b_q, b_q_odd, b_acc, b_odd, b_m, b_l, p_row, p_k, stride_block, i_diagonal, i_last + 1,
         i_position, i_len, scale, cap, D // PAIR, D_PAD // PAIR, BLOCK_N, BLOCK_SIZE, WINDOW,
-        SOFTCAP, READ, True,
+        SOFTCAP, READ, DENSE, True,
     )
     # fmt: on
     if READ != 0:
         b_acc = tl.reshape(tl.join(b_acc, b_odd) * v_factor, (BLOCK_M, D_PAD))
+    if DENSE:
+        b_acc = b_acc * v_factor
     b_result = b_acc / tl.where(b_l == 0.0, 1.0, b_l)[:, None]
     p_rows = p_out + (i_token * stride_out_token + i_q_head * stride_out_head)[:, None]
     tl.store(p_rows + i_d[None, :], b_result.to(p_out.dtype.element_ty), mask=mask)
@@ -308,6 +348,8 @@ def attention_prefill(
     kv_scales: Tensor | None = None,
     turns: Tensor | None = None,
     fixed: bool = False,
+    bases: Tensor | None = None,
+    widened: Tensor | None = None,
     pdl: bool = False,
     config: PrefillConfig | None = None,
 ) -> None:
@@ -321,8 +363,10 @@ def attention_prefill(
     Tokens of no row are not written. *sinks*: float32 [Hq], a score of each head that takes its
     share of the softmax and gives nothing. *turns*: complex64 [positions, rot / 2], contiguous, by
     which queries are still to be rotated (None: they are). *fixed*: a query's bits do not depend on
-    the chunk and the tile that it is in. *pdl*: see ``zlm.kernels.chain``. *config* (None: the
-    tuned one) must be that of the plan's ``queries``. Needs ``tl.dot`` (sm80 on).
+    the chunk and the tile that it is in. *bases*: int32 [R], of ``zlm.kernels.kv_widen``: rows that
+    are not widened alone; with *widened*, float16 [C, Hkv, 2, block_size, D], those that are alone,
+    and q is of 2 bytes. *pdl*: see ``zlm.kernels.chain``. *config* (None: the tuned one) must be
+    that of the plan's ``queries``. Needs ``tl.dot`` (sm80 on).
     """
     num_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = cache.shape[1], cache.shape[3]
@@ -332,7 +376,11 @@ def attention_prefill(
     if not plan.shape[0]:
         return
     cache, read_as, factor = reading(cache)
-    config = config or config_of(q.device, head_dim, q.dtype)
+    is_narrow, rows = read_as != PLAIN, ALL_ROWS if bases is None else ROWS_OF_CACHE
+    if widened is not None:
+        assert is_narrow and bases is not None and q.dtype.itemsize == 2
+        cache, read_as, rows = widened, PLAIN, WIDENED_ROWS
+    config = config or config_of(q.device, head_dim, q.dtype, reads_pairs=read_as != PLAIN)
     group = num_heads // num_kv_heads
     _prefill_kernel[(num_kv_heads, plan.shape[0])](
         q,
@@ -343,7 +391,8 @@ def attention_prefill(
         plan,
         out,
         sinks,
-        kv_scales if read_as else None,
+        kv_scales if is_narrow else None,
+        bases,
         q.stride(0),
         q.stride(1),
         cache.stride(0),
@@ -369,8 +418,9 @@ def attention_prefill(
         FIXED=fixed,
         SINKS=sinks is not None,
         READ=read_as,
-        KV_SCALES=kv_scales is not None and read_as > 0,
+        KV_SCALES=kv_scales is not None and is_narrow,
         ROT=0 if turns is None else 2 * turns.shape[1],
+        ROWS=rows,
         PDL=pdl,
         num_warps=config.warps,
         num_stages=config.stages,

@@ -48,6 +48,13 @@ CONFIGS: dict[str, dict[int, PrefillConfig]] = {
         512: PrefillConfig(64, 32, 8, 2),  # not measured
     },
 }
+# For a cache of e4m3 that tiles widen themselves, where they differ; block_m must not.
+FP8_CONFIGS: dict[str, dict[int, PrefillConfig]] = {
+    "NVIDIA H200": {
+        128: PrefillConfig(128, 32, 8, 3, 2),
+        256: PrefillConfig(128, 64, 8, 2),
+    },
+}
 DEFAULT_CONFIGS = {
     32: PrefillConfig(64, 64, 4, 2),
     64: PrefillConfig(64, 64, 4, 2),
@@ -223,9 +230,13 @@ def plan_last_tiles(query_starts: Tensor, *, out: Tensor, queries: int, pdl: boo
     )
 
 
-def config_of(device: torch.device, head_dim: int, dtype: torch.dtype) -> PrefillConfig:
-    """Return the setting for queries of *dtype*."""
+def config_of(
+    device: torch.device, head_dim: int, dtype: torch.dtype, *, reads_pairs: bool = False
+) -> PrefillConfig:
+    """Return the setting for queries of *dtype*; *reads_pairs*: that read e4m3 (``kv_fp8``)."""
     if dtype.itemsize > 2:
         return WIDE_CONFIG
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return CONFIGS.get(name, DEFAULT_CONFIGS)[max(power_of_two(head_dim), 32)]
+    width = max(power_of_two(head_dim), 32)
+    plain = CONFIGS.get(name, DEFAULT_CONFIGS)[width]
+    return FP8_CONFIGS.get(name, {}).get(width, plain) if reads_pairs else plain

@@ -37,6 +37,7 @@ CONVERT = """
     cvt.rn.f16x2.e4m3x2 $0, %s;
     }
 """
+CONVERT_BOTH = tl.constexpr("cvt.rn.f16x2.e4m3x2 $0, $1;")
 CONVERT_FIRST = tl.constexpr(CONVERT % "first")
 CONVERT_SECOND = tl.constexpr(CONVERT % "second")
 # How a kernel reads the cache, its READ: as numbers of the queries' type, or as pairs.
@@ -66,12 +67,18 @@ def dequantized(cache: Tensor, blocks: Tensor, kv_scales: Tensor | None) -> Tens
 
 
 @triton.jit
-def halves_of_query(b_q):
-    """Return the even and the odd dimensions of queries [M, D], as they meet keys of e4m3."""
+def half_of_query(b_q):
+    """Return queries [M, D] as they meet keys of e4m3: in float16, unless they are float32."""
     if b_q.dtype != tl.float32:
         b_q = tl.minimum(tl.maximum(b_q.to(tl.float32), -LARGEST_HALF), LARGEST_HALF)
         b_q = b_q.to(tl.float16)
-    return tl.split(tl.reshape(b_q, (b_q.shape[0], b_q.shape[1] // 2, 2)))
+    return b_q
+
+
+@triton.jit
+def halves_of_query(b_q):
+    """Return the even and the odd dimensions of queries [M, D], as they meet keys of e4m3."""
+    return tl.split(tl.reshape(half_of_query(b_q), (b_q.shape[0], b_q.shape[1] // 2, 2)))
 
 
 @triton.jit
@@ -102,6 +109,21 @@ def odd(b_pairs, b_q, READ: tl.constexpr):
         b_bits = (b_pairs & 0x8000) | ((b_pairs & 0x7F00) >> 1)
         b_number = b_bits.to(tl.float16, bitcast=True)
     return b_number.to(b_q.dtype)
+
+
+@triton.jit
+def both(b_pairs, READ: tl.constexpr):
+    """Return the two numbers of each pair as two float16 in an int32, the first one low."""
+    if READ == 1:
+        b_numbers = tl.inline_asm_elementwise(
+            CONVERT_BOTH, "=r,h", [b_pairs], dtype=tl.int32, is_pure=True, pack=1
+        )  # fmt: skip
+    else:
+        b_wide = b_pairs.to(tl.uint32)
+        b_low = ((b_wide & 0x80) << 8) | ((b_wide & 0x7F) << 7)
+        b_high = ((b_wide & 0x8000) << 16) | ((b_wide & 0x7F00) << 15)
+        b_numbers = (b_low | b_high).to(tl.int32, bitcast=True)
+    return b_numbers
 
 
 @triton.jit

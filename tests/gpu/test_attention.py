@@ -67,6 +67,15 @@ def test_prefill_of_fp8(case: AttentionCase, dtype: torch.dtype) -> None:
     assert relative_error(out, expected) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name)
+@pytest.mark.parametrize("case", in_fp8(GPU_PREFILL), ids=str)
+def test_prefill_of_widened_rows(case: AttentionCase, dtype: torch.dtype) -> None:
+    """Issue 6: some rows widened, some not, for want of tokens or of room."""
+    room = sum(-(-length // case.block_size) for length in case.lengths) * 3 // 4
+    out, expected = prefill_both(case, dtype, "cuda", rotated=case.head_dim, room=room, least=4)
+    assert relative_error(out, expected) < TOLERANCE[dtype]
+
+
 @pytest.mark.parametrize("case", in_fp8(GPU_DECODE[:6]), ids=str)
 def test_fp8_as_cards_before_sm89_read_it(
     case: AttentionCase, monkeypatch: pytest.MonkeyPatch

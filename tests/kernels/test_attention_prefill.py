@@ -31,6 +31,14 @@ def test_prefill(case: AttentionCase) -> None:
     assert relative_error(out, expected) < TOLERANCE[torch.float32]
 
 
+@pytest.mark.parametrize("case", in_fp8(SMALL_PREFILL), ids=str)
+@pytest.mark.parametrize("room", [5, 20])
+def test_prefill_of_widened_rows(case: AttentionCase, room: int) -> None:
+    """Rows are read as they are or widened, each once, and there may be no room for all."""
+    out, expected = prefill_both(case, torch.float16, "cpu", room=room, least=10)
+    assert relative_error(out, expected) < TOLERANCE[torch.float16]
+
+
 @pytest.mark.parametrize("case", SMALL_PREFILL[:3], ids=str)
 @pytest.mark.parametrize("part", [1, 2])
 def test_queries_that_are_still_to_be_turned(case: AttentionCase, part: int) -> None:

@@ -10,10 +10,12 @@ from torch import Tensor
 triton_interpreter.enable()
 
 from zlm.errors import ConfigError, ModelError  # noqa: E402
+from zlm.ops import gpu_widened  # noqa: E402
 from zlm.ops.backend import Geometry  # noqa: E402
 from zlm.ops.batch import GroupBatch, StepBatch  # noqa: E402
 from zlm.ops.cpu import CpuOps  # noqa: E402
 from zlm.ops.gpu import GpuOps  # noqa: E402
+from zlm.ops.gpu_attention import TiledPrefill  # noqa: E402
 from zlm.ops.kv_cache import FP8  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
@@ -233,3 +235,45 @@ def test_attention_over_fp8(attention: str) -> None:
     close(actual, expected, 2e-3)  # a key between two numbers may be rounded either way
     off = (gpu_cache != cpu_cache.permute(0, 3, 2, 1, 4)).float().mean()
     assert off < 1e-3 and torch.equal(gpu_cache[12], gpu_cache[1])
+
+
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("room", [4, 8])  # blocks: the second row of four has room, or has not
+def test_prompts_over_fp8_are_read_in_16_bits(
+    monkeypatch: pytest.MonkeyPatch, window: int, room: int
+) -> None:
+    """Issue 6: decodes and short chunks by the cache, prompts widened, and the same comes of it."""
+    monkeypatch.setattr(gpu_widened, "LEAST_TOKENS", 70)
+    monkeypatch.setattr(gpu_widened, "LEAST_TILES", 1)
+    geometry = Geometry(4, 2, 16)
+    table = torch.randperm(12, generator=torch.Generator().manual_seed(0)).add(1).view(4, 3).int()
+    batch = step([(1, 37), (3, 9), (33, 40), (35, 35)], table, window)
+    qkv = random(batch.num_tokens, geometry.row, seed=1).half()
+    old = random(13, 2, 2, 16, 16, seed=2).to(FP8)
+    angles = random(64, 8)
+    rotary = torch.polar(torch.ones_like(angles), angles)
+    scales = torch.tensor([[0.2, 0.3], [0.5, 0.1]])
+    results = []
+    for size in (0, room * 2 * 2 * 16 * 16 * 2):
+        ops = gpu_ops(torch.float16, kv_dtype=FP8, widened_bytes=size)
+        cache = ops.allocate_cache(13, 16, 2, 16, FP8)
+        cache.copy_(old)
+        how = {"q_norm": None, "k_norm": None, "eps": EPS, "kv_scales": scales}
+        layer = ops.attention(geometry, scale=0.4, softcap=0.0, **how)
+        work = ops.plan(batch, 0, cache, geometry)
+        assert isinstance(work.prefill, TiledPrefill)
+        found = work.prefill.widened
+        bases = None if found is None else found.bases.tolist()
+        assert bases == (None if not size else [-1, 0, 3 if room > 5 else -1])
+        last = work.last_tokens().prefill
+        assert isinstance(last, TiledPrefill) and last.widened is None
+        results.append(layer(qkv.clone(), ops.rotation(rotary, batch, geometry), cache, work))
+    close(results[1].float(), results[0].float(), 2e-3)
+
+
+def test_a_deterministic_prompt_over_fp8_is_read_as_it_is() -> None:
+    ops = gpu_ops(torch.float16, kv_dtype=FP8, widened_bytes=2**20, deterministic=True)
+    cache = ops.allocate_cache(4, 16, 2, 16, FP8)
+    table = torch.zeros((1, 80), dtype=torch.int32)
+    work = ops.plan(step([(1200, 1200)], table, 0), 0, cache, Geometry(4, 2, 16))
+    assert isinstance(work.prefill, TiledPrefill) and work.prefill.widened is None

@@ -246,11 +246,18 @@ def decode_both(
 
 
 def prefill_both(
-    case: AttentionCase, dtype: torch.dtype, device: str, *, rotated: int = 0
+    case: AttentionCase,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    rotated: int = 0,
+    room: int = 0,
+    least: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Return (kernel's result, reference) of prefill attention.
 
     With *rotated* the kernel is given queries of which so many elements are still to be turned.
+    With *room* keys and values of rows of *least* tokens, up to so many blocks, are widened before.
     """
     from zlm.kernels import attention_prefill as prefill, attention_prefill_plan as tiling
 
@@ -271,7 +278,15 @@ def prefill_both(
         generator = torch.Generator().manual_seed(5)
         angles = torch.rand((max(case.lengths), rotated // 2), generator=generator).to(device)
         turns = torch.polar(torch.ones_like(angles), angles)
-    prefill.attention_prefill(*where, plan, out=out, turns=turns, **how)
+    given: dict[str, Any] = {}
+    if room:
+        given["bases"], widened = widened_rows(case, rows, starts, room, least)
+        prefill.attention_prefill(
+            *where, plan, out=out, turns=turns, widened=widened, **given, **how
+        )
+        untouched = given["bases"].repeat_interleave(starts.diff()) < 0
+        assert bool(out[untouched].isnan().all()), "rows that are not widened are not its business"
+    prefill.attention_prefill(*where, plan, out=out, turns=turns, **given, **how)
     if turns is not None:
         pairs = zip(case.lengths, case.queries, strict=True)
         positions = torch.cat([torch.arange(length - n, length) for length, n in pairs])
@@ -280,6 +295,32 @@ def prefill_both(
         heads = torch.view_as_real(heads).flatten(-2)
         where = (torch.cat((heads.to(dtype), q[..., rotated:]), -1), *where[1:])
     return out, prefill.reference(*where, **how)
+
+
+def widened_rows(
+    case: AttentionCase, rows: Paged, starts: Tensor, room: int, least: int
+) -> tuple[Tensor, Tensor]:
+    """Return (bases, blocks) of *rows* widened as a plan says; blocks without a source are zero."""
+    from zlm.kernels import kv_widen
+
+    device = rows.cache.device
+    bases, sources, count = (
+        torch.full((n,), -9, dtype=torch.int32, device=device) for n in (len(case.lengths), room, 1)
+    )
+    kv_widen.plan_widening(
+        rows.block_table,
+        starts,
+        rows.seq_lens,
+        bases=bases,
+        sources=sources,
+        count=count,
+        least=least,
+        block_size=case.block_size,
+        window=case.window,
+    )
+    out = torch.zeros((room, *rows.cache.shape[1:]), dtype=torch.float16, device=device)
+    kv_widen.widen(rows.cache, sources, count, out=out, processors=3)
+    return bases, out
 
 
 @dataclass(frozen=True, slots=True)

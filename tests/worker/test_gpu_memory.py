@@ -99,6 +99,30 @@ def test_a_plan_uses_the_share_and_no_more() -> None:
     assert made.costs.weights == gpu_costs.weight_bytes(LLAMA_8B, 2, 131072)
 
 
+def test_keys_and_values_of_fp8_are_widened_a_layer_at_a_time() -> None:
+    """Issue 6: for contexts of 8 steps in all, or of one more than the longest, or little of a
+    small card; not where no prompt would read them so."""
+    fp8 = CacheOptions(kv_cache_dtype="fp8")
+    steps = {"scheduler": SchedulerOptions(max_num_batched_tokens=4096)}
+    token = 2 * 8 * 128 * 2
+    long, short = (resolved_of(cache=fp8, **steps, model={"max_model_len": n}) for n in (-1, 8192))
+    widened = gpu_costs.widened_bytes
+    assert widened(long, 2, H200) == 8 * 4096 * token
+    assert widened(short, 2, H200) == (8192 + 4096) * token
+    tiny = Card("NVIDIA T400 4GB", 4 * GIB, 4 * GIB, 6)
+    assert widened(long, 2, tiny) == 64 * MIB
+    capacities = capacities_of(short)
+    plain = resolved_of(**steps, model={"max_model_len": 8192})
+    both = [gpu_costs.attention_bytes(each, 2, capacities, H200) for each in (short, plain)]
+    assert both[0] - both[1] == widened(short, 2, H200)
+    fixed = resolved_of(cache=fp8, **steps, compute=ComputeOptions(deterministic=True))
+    gathers = resolved_of(cache=fp8, **steps, compute=ComputeOptions(attention_backend="sdpa"))
+    old = Card("Tesla T4", 16 * GIB, 16 * GIB, 40, capability=(7, 5))
+    assert not widened(fixed, 2, H200) and not widened(gathers, 2, H200)
+    assert not widened(plain, 2, H200) and not widened(short, 4, H200)
+    assert not widened(short, 2, old)
+
+
 def test_what_was_seen_of_the_weights_replaces_the_count() -> None:
     resolved = resolved_of()
     capacities = capacities_of(resolved)

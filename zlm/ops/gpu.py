@@ -47,8 +47,9 @@ class GpuOps:
     "sdpa" for cards before sm80, where Triton has no matrix products: no kernel then uses them.
     deterministic: a token's results have the same bits whatever else is in the step and however its
     prompt was cut in chunks; slower. spread: weights that are codes are kept in *dtype* too, for
-    many rows. pdl: kernels start before the one before them has ended (``zlm.kernels.chain``; sm90
-    on).
+    many rows. widened_bytes: of memory for keys and values of e4m3 that prompts read in 16 bits;
+    a row's bits then depend on how many there are, so not if deterministic. pdl: kernels start
+    before the one before them has ended (``zlm.kernels.chain``; sm90 on).
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class GpuOps:
         attention: str = "triton",
         deterministic: bool = False,
         spread: bool = False,
+        widened_bytes: int = 0,
         pdl: bool = False,
     ) -> None:
         assert attention in ATTENTIONS
@@ -75,6 +77,8 @@ class GpuOps:
         self.pdl = pdl
         self._embedded: tuple[weakref.ref[Tensor], Codes] | None = None
         self._workspaces: dict[Geometry, DecodeWorkspace] = {}
+        self._widened_bytes = 0 if deterministic or self._gathers else widened_bytes
+        self._widened: Tensor | None = None
         if dtype == torch.float16:
             # Partial sums of a product may pass 65,504 where the product does not.
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
@@ -199,7 +203,15 @@ class GpuOps:
                 prefill = gpu_gathered.plan(batch, group, cache.shape[3])
             else:
                 prefill = gpu_attention.plan_tiles(
-                    batch, group, geometry, self.dtype, first, fixed=self._fixed, pdl=self.pdl
+                    batch,
+                    group,
+                    geometry,
+                    self.dtype,
+                    first,
+                    fixed=self._fixed,
+                    pdl=self.pdl,
+                    storage=self._widened,
+                    block_size=cache.shape[3],
                 )
         return GpuPlan(
             positions=batch.positions,
@@ -224,6 +236,9 @@ class GpuOps:
             raise ConfigError(
                 f"--kv-cache-dtype {name}: on a GPU the cache is of the compute type, {own}, or fp8"
             )
+        if dtype == kv_cache.FP8 and self._widened_bytes and self._widened is None:
+            numbers = self._widened_bytes // 2
+            self._widened = torch.zeros(numbers, dtype=torch.float16, device=self.device)
         shape = (num_blocks, num_kv_heads, 2, block_size, head_dim)
         return torch.zeros(shape, dtype=dtype, device=self.device)
 

@@ -24,8 +24,10 @@ from zlm.kernels import (
     rotary_kv,
 )
 from zlm.kernels.attention_decode_plan import DecodeWorkspace
+from zlm.ops import gpu_widened
 from zlm.ops.backend import Geometry
 from zlm.ops.batch import GroupBatch, StepBatch
+from zlm.ops.gpu_widened import WidenedRows
 from zlm.ops.scores import Scores
 
 INTERPRETER_PROCESSORS = 3  # that decode attention is cut for, where there is no card to fill
@@ -67,7 +69,10 @@ class GpuPlan:
 
 @dataclass(frozen=True, slots=True)
 class TiledPrefill:
-    """Rows through the prefill kernel. *fixed*: a query's bits do not depend on its company."""
+    """Rows through the prefill kernel. *fixed*: a query's bits do not depend on its company.
+
+    *widened*: rows whose keys and values are made 16 bits wide before.
+    """
 
     block_table: Tensor  # int32 [R, B]
     query_starts: Tensor  # int32 [R + 1]: offsets among the step's tokens
@@ -77,6 +82,7 @@ class TiledPrefill:
     tiles: Tensor  # int32 [items, 2]
     fixed: bool
     pdl: bool
+    widened: WidenedRows | None = None
 
     def run(
         self,
@@ -88,33 +94,40 @@ class TiledPrefill:
         turns: Tensor | None = None,
     ) -> None:
         """See ``Prefill``. *turns*: the rotary table if q is still to be rotated."""
-        attention_prefill.attention_prefill(
-            q,
-            cache,
-            self.block_table,
-            self.query_starts,
-            self.seq_lens,
-            self.tiles,
-            out=out,
-            scale=scores.scale,
-            window=self.window,
-            softcap=scores.softcap,
-            sinks=scores.sinks,
-            kv_scales=kv_scales,
-            turns=turns,
-            fixed=self.fixed,
-            pdl=self.pdl,
-        )
+        rows, kinds = self.widened, [None] if self.widened is None else [None, self.widened]
+        for kind in kinds:
+            attention_prefill.attention_prefill(
+                q,
+                cache,
+                self.block_table,
+                self.query_starts,
+                self.seq_lens,
+                self.tiles,
+                out=out,
+                scale=scores.scale,
+                window=self.window,
+                softcap=scores.softcap,
+                sinks=scores.sinks,
+                kv_scales=kv_scales,
+                turns=turns,
+                fixed=self.fixed,
+                bases=None if rows is None else rows.bases,
+                widened=None if kind is None else kind.of(cache),
+                pdl=self.pdl,
+            )
 
     def last_tokens(self) -> "TiledPrefill":
-        """Return the plan that computes the last token of each row, and few others."""
+        """Return the plan that computes the last token of each row, and few others.
+
+        Of which nobody reads a key twice, so none is widened.
+        """
         tiles = torch.empty(
             (self.seq_lens.shape[0], 2), dtype=torch.int32, device=self.tiles.device
         )
         attention_prefill_plan.plan_last_tiles(
             self.query_starts, out=tiles, queries=self.queries, pdl=self.pdl
         )
-        return replace(self, tiles=tiles)
+        return replace(self, tiles=tiles, widened=None)
 
 
 def workspace(
@@ -169,8 +182,14 @@ def plan_tiles(
     *,
     fixed: bool,
     pdl: bool,
+    storage: Tensor | None = None,
+    block_size: int = 0,
 ) -> TiledPrefill:
-    """Plan the attention of the rows from *first* on; those before have a token each."""
+    """Plan the attention of the rows from *first* on; those before have a token each.
+
+    *storage*: float16, for the rows of a cache of e4m3, in blocks of *block_size*, that are widened
+    (None: none is).
+    """
     device = batch.seq_lens.device
     starts, lengths = batch.query_starts[first:], batch.seq_lens[first:]
     queries = attention_prefill_plan.tile_queries(
@@ -184,8 +203,12 @@ def plan_tiles(
         attention_prefill_plan.plan_prefill(
             starts, lengths, out=tiles, queries=queries, window=group.window, pdl=pdl
         )
-    table = group.block_table[first:]
-    return TiledPrefill(table, starts, lengths, group.window, queries, tiles, fixed, pdl)
+    table, widened = group.block_table[first:], None
+    if storage is not None:
+        widened = gpu_widened.plan(
+            batch, group, geometry, storage, block_size, first, queries, pdl=pdl
+        )
+    return TiledPrefill(table, starts, lengths, group.window, queries, tiles, fixed, pdl, widened)
 
 
 class GpuPagedAttention:

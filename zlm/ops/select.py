@@ -18,12 +18,14 @@ def select(
     attention: str = "auto",
     deterministic: bool = False,
     spread: bool = False,
+    widened_bytes: int = 0,
 ) -> Ops:
     """Return the operations for *device* that compute in *dtype*.
 
     kv_dtype: of the cache; None: *dtype*. attention: ``--attention-backend``; auto is triton, or
-    sdpa on cards before sm80. spread: a GPU's quantized weights are kept in both forms. Raises
-    ConfigError, naming the flag, for what the device cannot. On a CPU there is one kind of
+    sdpa on cards before sm80. spread: a GPU's quantized weights are kept in both forms.
+    widened_bytes: of a GPU for keys and values of e4m3 in 16 bits. Raises ConfigError, naming the
+    flag, for what the device cannot. On a CPU there is one kind of
     attention, and float32 results are deterministic as they are.
     """
     if device.type == "cpu":
@@ -47,5 +49,6 @@ def select(
         attention=attention,
         deterministic=deterministic,
         spread=spread,
+        widened_bytes=widened_bytes,
         pdl=capability >= DEPENDENT_LAUNCH,
     )

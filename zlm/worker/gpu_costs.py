@@ -17,7 +17,8 @@ where the residual counts twice, as it is float32 if the compute type is float16
 with k experts of size i for a token the last term is  k * (hidden + i).  Then the logits,
 S * vocab * (e + 12): of the product, in float32, adjusted, and one more for log-probabilities.
 Prompts' log-probabilities come in pieces of a fixed size, after the layers and in their memory.
-torch's attention (sdpa) gathers the longest context of a row for all its heads, and has a mask.
+torch's attention (sdpa) gathers the longest context of a row for all its heads, and has a mask; of
+a cache of e4m3 one layer's keys and values are widened to 16 bits.
 """
 
 import math
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zlm.config import ModelSpec, Resolved, layer_heads
-from zlm.config_types import online_quantization
+from zlm.config_types import kv_cache_type, online_quantization
 from zlm.models import shares
 from zlm.models.tensors import expected_tensors
 
@@ -48,6 +49,8 @@ PRODUCTS = "_proj", "_proj.weight"  # how the names of what may be codes end
 # Of a weight, scales included: of what is quantized as it is read, and of MXFP4.
 ONLINE_BYTES, MXFP4_BYTES = {"fp8": 1.0, "w4a16": 0.53}, 0.5 + 2 / 32
 BOTH_SHARE = 5  # codes and their form in the compute type may take one part in so many of a card
+# Keys and values are widened for contexts of so many steps in all, in so small a part of a card.
+WIDENED_STEPS, WIDENED_SHARE = 8, 64
 SPAN = 32  # columns that kernels of 4 bits read at once; those of 8 bits read 16
 SMALL_BYTES = 2**30  # of a GGUF file's weights in the compute type, up to which they are spread out
 MATRIX_UNITS = (8, 0)  # compute capability below which attention is torch's
@@ -254,14 +257,33 @@ def attention_bytes(
     resolved: Resolved, element_bytes: int, capacities: Capacities, card: Card
 ) -> int:
     """Return what attention keeps beside its result."""
-    spec, options = resolved.spec, resolved.config.compute
+    spec = resolved.spec
     group = -(-spec.num_heads // spec.num_kv_heads)
     pieces = 2 * DECODE_PROGRAMS * card.processors * group
     needed = pieces * (widest_head(spec) + 1) * 4
-    is_old = options.attention_backend == "auto" and card.capability < MATRIX_UNITS
-    if is_old or options.attention_backend == "sdpa":
+    if _is_gathered(resolved, card):
         needed += resolved.max_model_len * gathered_bytes(spec, element_bytes)
-    return needed
+    return needed + widened_bytes(resolved, element_bytes, card)
+
+
+def _is_gathered(resolved: Resolved, card: Card) -> bool:
+    """Tell whether attention is torch's."""
+    wanted = resolved.config.compute.attention_backend
+    return wanted == "sdpa" or (wanted == "auto" and card.capability < MATRIX_UNITS)
+
+
+def widened_bytes(resolved: Resolved, element_bytes: int, card: Card) -> int:
+    """Return what keys and values of e4m3 take that prompts read in 16 bits: of one layer."""
+    spec, config = resolved.spec, resolved.config
+    kept = kv_cache_type(config.cache.kv_cache_dtype, "", spec, resolved.device)
+    if kept != "fp8_e4m3" or element_bytes > 2 or config.compute.deterministic:
+        return 0
+    if _is_gathered(resolved, card):
+        return 0
+    step = resolved.max_num_batched_tokens
+    tokens = min(resolved.max_model_len + step, WIDENED_STEPS * step)
+    of_token = 2 * 2 * max(math.prod(layer_heads(spec, i)) for i in range(spec.num_layers))
+    return min(tokens * of_token, card.total_bytes // WIDENED_SHARE)
 
 
 def gathered_bytes(spec: ModelSpec, element_bytes: int) -> int:

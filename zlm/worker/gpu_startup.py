@@ -100,6 +100,7 @@ def start(
         attention=config.compute.attention_backend,
         deterministic=config.compute.deterministic,
         spread=beside > 0,
+        widened_bytes=gpu_costs.widened_bytes(resolved, bytes_each, card),
     )
     groups = group_caches.facts(resolved, ops.block_bytes, ops.kv_dtype)
     limits = gpu_forecast.capacities(resolved, sizes, prefill_graphs=not ops.needs_lengths)
