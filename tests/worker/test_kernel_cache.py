@@ -5,16 +5,28 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from running_server import eventually_true
+from tiny_models import LLAMA
 
-from zlm.worker import kernel_cache
+from zlm.config import (
+    Config,
+    ModelOptions,
+    ParallelOptions,
+    Resolved,
+    SchedulerOptions,
+    ServerOptions,
+    resolve,
+)
+from zlm.worker import kernel_cache, kernel_farm
 from zlm.worker.kernel_cache import (
     BINARY_ONLY_VARIABLE,
     FOLDER_VARIABLE,
-    WarmMarks,
-    is_cold,
+    WarmMark,
+    facts_of,
     own_folder,
 )
 
@@ -80,14 +92,6 @@ def test_a_folder_of_another_user_is_not_taken(
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(PermissionError, match="belongs to another user"):
         own_folder(tmp_path)
-
-
-def test_a_cache_is_cold_until_it_holds_a_kernel(tmp_path: Path) -> None:
-    assert is_cold(tmp_path / "none") and is_cold(tmp_path)
-    (tmp_path / "KEY").mkdir()
-    assert is_cold(tmp_path)
-    (tmp_path / "KEY" / "k.cubin").touch()
-    assert not is_cold(tmp_path)
 
 
 START = """
@@ -180,9 +184,47 @@ def test_compiling_processes_end_with_the_worker(tmp_path: Path) -> None:
 
 
 def test_a_start_like_one_before_is_marked(tmp_path: Path) -> None:
-    marks = WarmMarks(tmp_path, b"llama, H200")
-    assert not marks.is_set()
-    marks.set()
-    assert WarmMarks(tmp_path, b"llama, H200").is_set()
-    assert not WarmMarks(tmp_path, b"llama, H100").is_set()
-    WarmMarks(tmp_path / "gone", b"").set()  # tells, and goes on
+    mark = WarmMark(tmp_path, b"llama, H200")
+    assert not mark.is_set()
+    mark.set()
+    assert WarmMark(tmp_path, b"llama, H200").is_set()
+    assert not WarmMark(tmp_path, b"llama, H100").is_set()
+    WarmMark(tmp_path / "gone", b"").set()  # tells, and goes on
+
+
+def test_compiling_processes_start_early_unless_a_start_like_this_found_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another port or place of the model is no difference, another limit is; a second worker of a
+    machine never starts any."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    started = []
+    monkeypatch.setattr(kernel_farm, "Farm", lambda: started.append(1) or "farm")
+
+    def resolved(device: str = "cuda", ranks: int = 1, **parts: Any) -> Resolved:
+        parallel = ParallelOptions(tensor_parallel_size=ranks)
+        config = Config(model=ModelOptions(model="m"), parallel=parallel, **parts)
+        return resolve(config, LLAMA, model_path="m", tokenizer_path="m", device=device)
+
+    def starts(each: Resolved, rank: int = 0) -> bool:
+        return kernel_farm.start_early(each, rank) is not None
+
+    assert starts(resolved()) and not starts(resolved(device="cpu"))
+    assert starts(resolved(ranks=2)) and not starts(resolved(ranks=2), 1)
+    WarmMark(tmp_path, facts_of(resolved(), 0)).set()
+    assert not starts(resolved())
+    moved = msgspec.structs.replace(resolved(server=ServerOptions(port=9)), model_path="elsewhere")
+    assert not starts(moved)
+    assert starts(resolved(scheduler=SchedulerOptions(max_num_seqs=3)))
+    assert starts(resolved(ranks=2))
+    assert len(started) == 4
+
+
+def test_compiling_processes_that_nothing_was_asked_of_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernel_farm, "CLOSE_SECONDS", 1e6)
+    farm = kernel_farm.Farm(1)
+    os.kill(farm._process.pid, signal.SIGSTOP)  # it would not end by itself
+    farm.close()
+    assert farm._process.returncode == -signal.SIGKILL

@@ -13,12 +13,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 import triton
 
-from zlm.config import Resolved, ServerOptions
+from zlm.config import Resolved
 from zlm.messages import Execute, Join, SamplingSpec, WorkerReady
 from zlm.models import registry, shares
 from zlm.models.tensors import expected_tensors
@@ -129,13 +128,15 @@ def start(
     assembled = assemble(resolved, model, ops, plan.blocks.totals, device, sizes, samples=is_last)
     say("compiling kernels")
     hashing.join()
-    facts = _kernel_facts(resolved, card.name, dtype) + f" rank {rank}".encode()
-    marks = kernel_cache.WarmMarks(kernels, facts)
-    if group.any(farm is not None or not marks.is_set()):
+    facts = kernel_cache.facts_of(whole, rank)
+    versions = f"{torch.__version__} {triton.__version__} {card.name} {form} "
+    mark = kernel_cache.WarmMark(kernels, versions.encode() + facts)
+    if group.any(farm is not None or not mark.is_set()):
         _compile(assembled, resolved, plan.blocks.num_blocks, farm, group, say, leads=local == 0)
     say("warming up")
     warm_up(assembled, resolved, plan.blocks.num_blocks)
-    marks.set()
+    mark.set()
+    kernel_cache.WarmMark(kernels, facts).set()  # what the next start looks for first
     if group.size == 1:  # ranks are not idle at the same time: what they do not do together hangs
         _use_idle_time(assembled.runner, resolved, sizes)
     for line in gpu_memory.verify(plan, gpu_measure.measured(device)):
@@ -143,14 +144,6 @@ def start(
     ready = WorkerReady(rank, plan.blocks.totals, resolved.device, form)
     runner = assembled.runner if is_last else StageRunner(assembled.runner)
     return startup.Started(runner, ready, memory=plan.facts(), answers=group.answers)
-
-
-def _kernel_facts(resolved: Resolved, card: str, dtype: torch.dtype) -> bytes:
-    """Return what kernels are compiled for, beside their code."""
-    config = msgspec.structs.replace(resolved.config, server=ServerOptions())
-    versions = f"{torch.__version__} {triton.__version__} {card} {dtype}"
-    facts = msgspec.structs.replace(resolved, config=config, model_path="", tokenizer_path="")
-    return versions.encode() + msgspec.json.encode(facts)
 
 
 def _compile(

@@ -7,6 +7,7 @@ and run: the folder must be this user's, and nobody else's to write. Imports nei
 Triton.
 """
 
+import functools
 import hashlib
 import importlib.util
 import logging
@@ -16,6 +17,10 @@ import tempfile
 import threading
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+
+import msgspec
+
+from zlm.config import Resolved, ServerOptions
 
 log = logging.getLogger("zlm.worker")
 
@@ -77,14 +82,6 @@ def own_folder(path: Path) -> Path:
     return path
 
 
-def is_cold(folder: Path) -> bool:
-    """Whether *folder* holds no compiled kernel, as on a fresh machine."""
-    try:
-        return not any(folder.glob("*/*.cubin"))
-    except OSError:
-        return True
-
-
 def hash_kernels() -> threading.Thread:
     """Have Triton hash itself, half a gigabyte, and every kernel, in a thread: keys begin so.
 
@@ -104,8 +101,8 @@ def hash_kernels() -> threading.Thread:
     return thread
 
 
-class WarmMarks:
-    """Remembers in the cache's folder which servers have found all of their kernels there.
+class WarmMark:
+    """Remembers in the cache's folder that a server has found all of its kernels there.
 
     Looking for what is missing costs seconds, so a start like one before it does not look. A mark
     without its kernels costs no more than compiling them one by one.
@@ -113,13 +110,7 @@ class WarmMarks:
 
     def __init__(self, folder: Path, facts: bytes) -> None:
         """*facts*: all that kernels depend on, beside zlm's own code."""
-        digest = hashlib.sha256(facts)
-        package = Path(__file__).parents[1]
-        for module in sorted(package.rglob("*.py")):
-            digest.update(module.read_bytes())
-        for module in kernel_files("*.py"):
-            digest.update(module.read_bytes())
-        self._mark = folder / f"warm-{digest.hexdigest()}"
+        self._mark = folder / f"warm-{hashlib.sha256(_code() + facts).hexdigest()}"
 
     def is_set(self) -> bool:
         return self._mark.exists()
@@ -130,6 +121,22 @@ class WarmMarks:
             self._mark.touch()
         except OSError as error:
             log.warning("%s cannot be written: %s", self._mark, error.strerror)
+
+
+def facts_of(resolved: Resolved, rank: int) -> bytes:
+    """Return what kernels of the worker *rank* depend on that is known before CUDA is started."""
+    config = msgspec.structs.replace(resolved.config, server=ServerOptions())
+    facts = msgspec.structs.replace(resolved, config=config, model_path="", tokenizer_path="")
+    return msgspec.json.encode(facts) + f" rank {rank}".encode()
+
+
+@functools.cache
+def _code() -> bytes:
+    """Return a digest of zlm's own code."""
+    digest = hashlib.sha256()
+    for module in (*sorted(Path(__file__).parents[1].rglob("*.py")), *kernel_files("*.py")):
+        digest.update(module.read_bytes())
+    return digest.digest()
 
 
 def kernel_files(pattern: str) -> list[Path]:

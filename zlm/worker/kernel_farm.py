@@ -55,6 +55,7 @@ class Farm:
         self._waiting: deque[tuple[Variant, Target]] = deque()
         self._failures: dict[Variant, str] = {}
         self._added, self._there, self._no_more = 0, threading.Condition(), False
+        self._is_used = False
         self._threads: list[threading.Thread] = []
         pairs = [socket.socketpair() for _ in range(num_processes)]
         self._sockets = [ours for ours, _ in pairs]
@@ -72,6 +73,7 @@ class Farm:
 
     def add(self, variant: "Variant", target: "Target") -> None:
         """Have *variant* compiled for *target* into the cache, meanwhile."""
+        self._is_used = True
         if not self._threads:
             self._no_more = False
             self._threads = [
@@ -140,7 +142,8 @@ class Farm:
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
         try:
-            self._process.wait(CLOSE_SECONDS)
+            # One that nothing was asked of may still be importing, and hears nothing until then.
+            self._process.wait(CLOSE_SECONDS if self._is_used else 0.0)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -158,14 +161,15 @@ class Farm:
 
 
 def start_early(resolved: Resolved, rank: int) -> Farm | None:
-    """Start a farm if the worker *rank* will have kernels to compile: on a GPU, the first worker of
-    its machine, with nothing in the cache. Before Triton is imported.
+    """Start a farm if the worker *rank* may have kernels to compile: on a GPU, the first worker of
+    its machine, unless a start like this one has found all of them. Before Triton is imported.
     """
     if resolved.device != "cuda" or resolved.spec.pooling is not None:
         return None
-    folder = kernel_cache.prepare()
-    is_first = rank % resolved.config.parallel.workers_per_node == 0
-    return Farm() if is_first and kernel_cache.is_cold(folder) else None
+    if rank % resolved.config.parallel.workers_per_node:
+        return None
+    facts = kernel_cache.facts_of(resolved, rank)
+    return None if kernel_cache.WarmMark(kernel_cache.prepare(), facts).is_set() else Farm()
 
 
 def compile_all(variants: Sequence["Variant"], say: Callable[[str], None] | None = None) -> None:
