@@ -1,5 +1,6 @@
 """Where compiled kernels are kept; and that a second start finds all that the first compiled."""
 
+import json
 import os
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from zlm.worker.kernel_cache import (
     facts_of,
     own_folder,
 )
+from zlm.worker.kernel_variants import Variant
 
 
 def prepared(**environment: str) -> tuple[Path, dict[str, str]]:
@@ -228,3 +230,28 @@ def test_compiling_processes_that_nothing_was_asked_of_are_not_waited_for(
     os.kill(farm._process.pid, signal.SIGSTOP)  # it would not end by itself
     farm.close()
     assert farm._process.returncode == -signal.SIGKILL
+
+
+def test_what_launches_kernels_alike_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is C, from the arguments' types, whatever they are called and the constants are."""
+    asked = []
+
+    def ask(_: object, variant: Variant, target: object, launches: bool) -> str:
+        asked.append((variant.name, launches))
+        return ""
+
+    monkeypatch.setattr(kernel_farm, "_ask", ask)
+    kinds = {
+        "add": {"p_x": "*bf16", "n": "i32", "BLOCK": "constexpr"},
+        "copy": {"p_out": "*bf16", "rows": "i32", "PDL": "constexpr"},
+        "wide": {"p_x": "*fp32", "n": "i32", "BLOCK": "constexpr"},
+    }
+    variants = [
+        Variant("m", name, json.dumps({"signature": signature, "constant_vals": [n]}))
+        for n in (1, 2)
+        for name, signature in kinds.items()
+    ]
+    with kernel_farm.Farm(1) as farm:
+        farm.compile(variants, ("cuda", 90, 32))
+    names = [*kinds, *kinds]
+    assert asked == list(zip(names, [True, False, True, False, False, False], strict=True))

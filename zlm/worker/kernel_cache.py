@@ -15,7 +15,7 @@ import os
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 
 import msgspec
@@ -82,20 +82,38 @@ def own_folder(path: Path) -> Path:
     return path
 
 
-def hash_kernels() -> threading.Thread:
-    """Have Triton hash itself, half a gigabyte, and every kernel, in a thread: keys begin so.
+@functools.cache
+def hash_triton() -> threading.Thread:
+    """Have Triton hash itself, half a gigabyte, in this process's one thread for it.
 
-    Join the thread before the first launch, else the work is done twice, or in another order.
+    Keys of kernels begin so. It takes no torch: begun first, it is done when torch is imported.
     """
 
     def work() -> None:
         from triton.runtime.cache import triton_key
 
+        triton_key()
+
+    return _started(work)
+
+
+def hash_kernels() -> threading.Thread:
+    """Have Triton hash itself and then every kernel, in a thread.
+
+    Join the thread before the first launch, else the work is done twice, or in another order.
+    """
+
+    def work() -> None:
+        hash_triton().join()
         from zlm.worker.kernel_variants import settle_keys
 
-        triton_key()
         settle_keys()
 
+    hash_triton()
+    return _started(work)
+
+
+def _started(work: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=work, name="zlm-kernel-keys", daemon=True)
     thread.start()
     return thread

@@ -14,6 +14,7 @@ worker still imports torch, which its processes have to do as well.
 """
 
 import contextlib
+import importlib
 import json
 import logging
 import os
@@ -40,6 +41,7 @@ log = logging.getLogger("zlm.worker")
 
 MOST_PROCESSES = 32  # each takes a tenth of a gigabyte of its own
 WORTH_IT = 4  # fewer variants are compiled sooner than a process has started
+COMPILER = "triton.compiler.code_generator"  # imported by Triton when it first compiles
 REPORT_SECONDS = 5.0  # between two reports of how many are left
 CLOSE_SECONDS = 10.0  # how long a process may take to end, idle as it is
 
@@ -52,7 +54,8 @@ class Farm:
         if num_processes is None:
             num_processes = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        self._waiting: deque[tuple[Variant, Target]] = deque()
+        self._waiting: deque[tuple[Variant, Target, bool]] = deque()
+        self._launchers: set[str] = set()  # of what was added: each is compiled once
         self._failures: dict[Variant, str] = {}
         self._added, self._there, self._no_more = 0, threading.Condition(), False
         self._is_used = False
@@ -83,7 +86,9 @@ class Farm:
             for thread in self._threads:
                 thread.start()
         with self._there:
-            self._waiting.append((variant, target))
+            launches = variant.launcher not in self._launchers
+            self._launchers.add(variant.launcher)
+            self._waiting.append((variant, target, launches))
             self._added += 1
             self._there.notify()
 
@@ -126,8 +131,8 @@ class Farm:
                     self._there.wait()
                 if not self._waiting:
                     return
-                variant, target = self._waiting.popleft()
-            error = _ask(process, variant, target)
+                variant, target, launches = self._waiting.popleft()
+            error = _ask(process, variant, target, launches)
             if error:
                 self._failures[variant] = error
 
@@ -161,15 +166,19 @@ class Farm:
 
 
 def start_early(resolved: Resolved, rank: int) -> Farm | None:
-    """Start a farm if the worker *rank* may have kernels to compile: on a GPU, the first worker of
-    its machine, unless a start like this one has found all of them. Before Triton is imported.
+    """Begin what kernels of the worker *rank* need, before Triton is imported: on a GPU alone.
+
+    Return a farm if it may have kernels to compile: as the first worker of its machine, unless a
+    start like this one has found all of them.
     """
     if resolved.device != "cuda" or resolved.spec.pooling is not None:
         return None
-    if rank % resolved.config.parallel.workers_per_node:
-        return None
-    facts = kernel_cache.facts_of(resolved, rank)
-    return None if kernel_cache.WarmMark(kernel_cache.prepare(), facts).is_set() else Farm()
+    folder = kernel_cache.prepare()
+    is_first = rank % resolved.config.parallel.workers_per_node == 0
+    is_warm = kernel_cache.WarmMark(folder, kernel_cache.facts_of(resolved, rank)).is_set()
+    farm = Farm() if is_first and not is_warm else None
+    kernel_cache.hash_triton()
+    return farm
 
 
 def compile_all(variants: Sequence["Variant"], say: Callable[[str], None] | None = None) -> None:
@@ -194,9 +203,9 @@ def tell(count: int, failures: dict["Variant", str], seconds: float) -> None:
     log.info("compiled %d kernels in %.1f s", count - len(failures), seconds)
 
 
-def _ask(process: socket.socket, variant: "Variant", target: "Target") -> str:
+def _ask(process: socket.socket, variant: "Variant", target: "Target", launches: bool) -> str:
     """Have *process* compile *variant*; return what went wrong, or an empty string."""
-    line = json.dumps({"target": target, **asdict(variant)}) + "\n"
+    line = json.dumps({"target": target, "launches": launches, **asdict(variant)}) + "\n"
     try:
         process.sendall(line.encode())
         with process.makefile(encoding="utf-8") as answers:
@@ -214,12 +223,13 @@ def serve(requests: TextIO, answers: TextIO) -> None:
     for line in requests:
         request = json.loads(line)
         target: Target = tuple(request.pop("target"))
+        launches = request.pop("launches")
         error = ""
         try:
             if target != known:
                 use_target(target)
                 known = target
-            compile_variant(Variant(**request))
+            compile_variant(Variant(**request), launches=launches)
         except Exception as failure:  # whatever it is, the worker will meet it itself
             error = f"{type(failure).__name__}: {failure}"
         answers.write(json.dumps(error) + "\n")
@@ -229,12 +239,10 @@ def serve(requests: TextIO, answers: TextIO) -> None:
 def main(sockets: Sequence[int]) -> None:
     """Serve each of *sockets*, descriptors, in a process of its own; end when they have ended."""
     garbage.pause()
-    import triton.runtime.cache
-
-    from zlm.worker.kernel_variants import settle_keys
-
-    triton.runtime.cache.triton_key()  # while the worker still loads
-    settle_keys()
+    hashing = kernel_cache.hash_kernels()
+    for module in ("zlm.worker.kernel_variants", COMPILER):
+        importlib.import_module(module)  # which each of the processes would do
+    hashing.join()
     garbage.resume()
     children = []
     for own in sockets:

@@ -38,6 +38,14 @@ class Variant:
     name: str
     description: str
 
+    @property
+    def launcher(self) -> str:
+        """What the host code that launches it depends on: a C file, from its arguments' types.
+
+        Variants have it in common, and it takes as long to compile as a small kernel.
+        """
+        return json.dumps(list(json.loads(self.description)["signature"].values()))
+
 
 class Recorder:
     """A context in which kernels that are not compiled yet are noted rather than launched.
@@ -207,11 +215,14 @@ def current_target() -> Target:
     return target.backend, target.arch, target.warp_size
 
 
-def compile_variant(variant: Variant) -> None:
-    """Compile *variant* into the cache, and the host code that launches it; raises if it cannot."""
+def compile_variant(variant: Variant, *, launches: bool = True) -> None:
+    """Compile *variant* into the cache; raises if it cannot.
+
+    launches: the host code that launches it, too.
+    """
     kernel = getattr(importlib.import_module(variant.module), variant.name)
     compiled = kernel.preload(variant.description)
-    if compiled is not None and compiled.metadata.target.backend == "cuda":
+    if launches and compiled is not None and compiled.metadata.target.backend == "cuda":
         from triton.backends.nvidia.driver import CudaLauncher
 
         CudaLauncher(compiled.src, compiled.metadata)
