@@ -24,7 +24,7 @@ def test_the_readme_snippet_as_it_stands(
     (snippet,) = [each for each in snippets if "from openai import" in each]
     assert "http://127.0.0.1:8000/v1" in snippet
     exec(snippet.replace("http://127.0.0.1:8000/v1", base_url), {"__name__": "__main__"})
-    assert len(capsys.readouterr().out) > 10
+    assert capsys.readouterr().out.strip(), "what it says is sampled, and may be short"
 
 
 async def test_the_asynchronous_client(base_url: str, raw: Any, question: Any) -> None:

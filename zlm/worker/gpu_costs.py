@@ -50,7 +50,7 @@ PRODUCTS = "_proj", "_proj.weight"  # how the names of what may be codes end
 ONLINE_BYTES, MXFP4_BYTES = {"fp8": 1.0, "w4a16": 0.53}, 0.5 + 2 / 32
 BOTH_SHARE = 5  # codes and their form in the compute type may take one part in so many of a card
 # Keys and values are widened for contexts of so many steps in all, in so small a part of a card.
-WIDENED_STEPS, WIDENED_SHARE = 8, 64
+WIDENED_STEPS, WIDENED_SHARE = 8, 512
 SPAN = 32  # columns that kernels of 4 bits read at once; those of 8 bits read 16
 SMALL_BYTES = 2**30  # of a GGUF file's weights in the compute type, up to which they are spread out
 MATRIX_UNITS = (8, 0)  # compute capability below which attention is torch's
