@@ -6,18 +6,10 @@ import triton_interpreter
 
 triton_interpreter.enable()
 
-from zlm.kernels import moe, moe_plan  # noqa: E402
-from zlm.kernels.moe import Activation, ExpertTensors  # noqa: E402
-
-
-def routed(
-    logits: torch.Tensor, chosen: int, normalize: bool = True, sigmoid: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = logits.shape[0], chosen
-    experts, shares = torch.full(shape, -7, dtype=torch.int32), torch.full(shape, float("nan"))
-    how = {"normalize": normalize, "sigmoid": sigmoid}
-    moe_plan.route(logits, experts=experts, shares=shares, **how)
-    return experts, shares
+from kernel_cases_gemm import relative_error  # noqa: E402
+from kernel_cases_moe import CLAMPED, MixtureCase, mixture_both, planned, routed  # noqa: E402
+from zlm.kernels import moe_plan  # noqa: E402
+from zlm.kernels.moe import Activation  # noqa: E402
 
 
 @pytest.mark.parametrize("how", [(True, False), (False, False), (True, True)])
@@ -44,14 +36,6 @@ def test_routing_of_what_is_no_number() -> None:
     assert experts[1].tolist() == [0, 2] and experts[4].tolist() == [0, 1]
 
 
-def planned(experts: torch.Tensor, count: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    pairs = experts.numel()
-    order = torch.full((pairs,), -7, dtype=torch.int32)
-    tiles = torch.full((moe_plan.num_tiles(pairs, count, rows), 3), -7, dtype=torch.int32)
-    moe_plan.plan(experts, count, rows, order=order, tiles=tiles)
-    return order, tiles
-
-
 @pytest.mark.parametrize("chunk", [16, 256])
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 16), (3, 4), (40, 4), (40, 16)])
 def test_plan(tokens: int, rows: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,71 +57,21 @@ def test_plan(tokens: int, rows: int, chunk: int, monkeypatch: pytest.MonkeyPatc
     assert covered == order.tolist()
 
 
-def check_mixture(
-    x: torch.Tensor,
-    logits: torch.Tensor,
-    weights: ExpertTensors,
-    chosen: int,
-    activation: Activation,
-    of_inputs: bool = False,
-) -> None:
-    """Compare the mixture of x, by all five launches, with the reference."""
-    setting = moe.tile_setting(x.dtype, x.shape[0] * chosen, logits.shape[1], fixed=False)
-    experts, shares = routed(logits, chosen, sigmoid=of_inputs)
-    order, tiles = planned(experts, logits.shape[1], setting[0])
-    read, given = (shares, None) if of_inputs else (None, shares)
-    pairs, (hidden, width) = experts.numel(), weights.down.shape[1:]
-    gated = torch.full((pairs, width), float("nan"), dtype=x.dtype)
-    moe.inner(x, weights, order, tiles, setting, activation, out=gated, shares=read)
-    results = torch.full((pairs, hidden), float("nan"), dtype=x.dtype)
-    moe.outer(gated, weights, given, order, tiles, setting, out=results)
-    out = torch.ones(x.shape)
-    moe.combine(results, out, out=out)
-    wanted = moe.reference(x, experts, shares, weights, activation, of_inputs=of_inputs)
-    error = (out - 1 - wanted).abs().max() / wanted.abs().max()
-    assert error < (1e-6 if x.dtype == torch.float32 else 1e-2), error
-
-
-def random_weights(count: int, hidden: int, width: int, biases: bool) -> ExpertTensors:
-    generator = torch.Generator().manual_seed(1)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * shape[-1] ** -0.5
-
-    return ExpertTensors(
-        random(count, 2 * width, hidden),
-        random(count, hidden, width),
-        random(count, 2 * width) if biases else None,
-        random(count, hidden) if biases else None,
-    )
-
-
 @pytest.mark.parametrize(
-    ("tokens", "activation", "biases"),
+    "case",
     [
-        (1, Activation("silu"), False),
-        (23, Activation("clamped", 1.5, 1.7), True),
-        (23, Activation("gelu_tanh"), False),
+        MixtureCase(1, 5, 2, 40, 24),
+        MixtureCase(23, 5, 2, 40, 24, activation=CLAMPED, biases=True),
+        MixtureCase(23, 5, 2, 40, 24, activation=Activation("gelu_tanh")),
+        MixtureCase(23, 5, 2, 40, 24, biases=True, of_inputs=True),
     ],
-    ids=["silu", "clamped-biases", "gelu"],
+    ids=str,
 )
-def test_mixture(tokens: int, activation: Activation, biases: bool) -> None:
-    generator = torch.Generator().manual_seed(2)
-    x = torch.randn(tokens, 40, generator=generator)
-    logits = torch.randn(tokens, 5, generator=generator) * 5 - 50
-    check_mixture(x, logits, random_weights(5, 40, 24, biases), 2, activation)
-
-
-def test_shares_of_what_experts_read() -> None:
-    generator = torch.Generator().manual_seed(2)
-    x, logits = torch.randn(23, 40, generator=generator), torch.randn(23, 5, generator=generator)
-    weights = random_weights(5, 40, 24, biases=True)
-    check_mixture(x, logits, weights, 2, Activation("silu"), of_inputs=True)
+def test_mixture(case: MixtureCase) -> None:
+    out, expected = mixture_both(case, torch.float32, "cpu")
+    assert relative_error(out, expected) < 1e-6
 
 
 def test_mixture_in_float16() -> None:
-    generator = torch.Generator().manual_seed(2)
-    x, logits = torch.randn(70, 32, generator=generator), torch.randn(70, 3, generator=generator)
-    wide = random_weights(3, 32, 16, biases=False)
-    weights = ExpertTensors(wide.gate_up.half(), wide.down.half())
-    check_mixture(x.half(), logits, weights, 1, Activation("silu"))
+    out, expected = mixture_both(MixtureCase(70, 3, 1, 32, 16), torch.float16, "cpu")
+    assert relative_error(out, expected) < 2e-3
