@@ -25,7 +25,8 @@ from torch import Tensor
 from zlm.kernels.chain import begin
 from zlm.kernels.launch import direct, power_of_two
 
-CHUNK = 256  # pairs that a program of ``plan`` looks at together
+CHUNK = 2048  # pairs that a program of ``plan`` looks at together
+MANY_WARPS = 512  # of which, from so many on, eight warps do
 TILE_INTS = 3  # of a tile in the list
 
 
@@ -91,8 +92,8 @@ def _plan_kernel(
     i_e, i_c = tl.arange(0, E_PAD), tl.arange(0, CHUNK)
     b_counts = tl.zeros([E_PAD], tl.int32)
     for start in range(0, pairs, CHUNK):
-        b_id = tl.load(p_experts + start + i_c, mask=start + i_c < pairs, other=E_PAD)
-        b_counts += tl.sum((b_id[:, None] == i_e[None, :]).to(tl.int32), 0)
+        b_id = tl.load(p_experts + start + i_c, mask=start + i_c < pairs, other=E)
+        b_counts += tl.histogram(b_id, E_PAD)  # number E is of none
     b_before = i_e < i_expert
     first = tl.sum(tl.where(b_before, b_counts, 0), 0)
     tile = tl.sum(tl.where(b_before, (b_counts + BM - 1) // BM, 0), 0)
@@ -157,5 +158,5 @@ def plan(
         _plan_kernel[(count + 1,)](
             experts, order, tiles, pairs, tiles.shape[0], E=count,
             E_PAD=power_of_two(count + 1), BM=rows, CHUNK=chunk, PDL=pdl,
-            num_warps=4, launch_pdl=pdl,
+            num_warps=4 if chunk < MANY_WARPS else 8, launch_pdl=pdl,
         )  # fmt: skip

@@ -19,10 +19,9 @@ from zlm.kernels.moe import Activation, ExpertTensors, gated
 from zlm.kernels.quantized_codes import Codes
 from zlm.kernels.quantized_tile import sums
 
-COLUMNS, WARPS, STAGES = 64, 4, 3
-# Pairs of an expert at most: BM. Not tuned.
-TILES = ((16, 16), (64, 32), (2**31, 64))
-FIXED_ROWS = 16  # where results may not depend on company
+# Pairs of an expert at most: BM, BN, stages, warps. Not tuned.
+TILES = ((16, (16, 64, 3, 4)), (64, (32, 64, 3, 4)), (2**31, (64, 64, 3, 4)))
+FIXED_TILE = (16, 64, 3, 4)  # where results may not depend on company
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +86,9 @@ def _codes_kernel(
         tl.store(p_to, acc.to(p_out.dtype.element_ty), mask=b_in_n[:, None] & b_in_m[None, :])
 
 
-def tile_rows(pairs: int, experts: int, *, fixed: bool) -> int:
-    """Return BM for *pairs* pairs of tokens and *experts* experts."""
-    return FIXED_ROWS if fixed else next(rows for most, rows in TILES if pairs <= most * experts)
+def tile_setting(pairs: int, experts: int, *, fixed: bool) -> tuple[int, int, int, int]:
+    """Return BM, BN, stages and warps for *pairs* pairs of tokens and *experts* experts."""
+    return FIXED_TILE if fixed else next(tile for most, tile in TILES if pairs <= most * experts)
 
 
 def inner(
@@ -97,7 +96,7 @@ def inner(
     weights: ExpertCodes,
     order: Tensor,
     tiles: Tensor,
-    rows: int,
+    setting: tuple[int, int, int, int],
     activation: Activation,
     *,
     out: Tensor,
@@ -106,11 +105,11 @@ def inner(
 ) -> None:
     """Write act(gate) * up of every pair to *out* [T k, I], for x [T, H].
 
-    order, tiles: of ``moe_plan.plan`` with BM = *rows*. shares: [T, k], that multiply x.
+    order, tiles: of ``moe_plan.plan`` with the setting's BM. shares: [T, k], that multiply x.
     """
     top = out.shape[0] // x.shape[0]
     weight, bias = weights.gate_up, weights.gate_up_bias
-    _launch(x, weight, bias, shares, out, order, tiles, rows, activation, top=top, pdl=pdl)
+    _launch(x, weight, bias, shares, out, order, tiles, setting, activation, top=top, pdl=pdl)
 
 
 def outer(
@@ -119,14 +118,14 @@ def outer(
     shares: Tensor | None,
     order: Tensor,
     tiles: Tensor,
-    rows: int,
+    setting: tuple[int, int, int, int],
     *,
     out: Tensor,
     pdl: bool = False,
 ) -> None:
     """Write share * down(x) of every pair to *out* [T k, H], for x [T k, I]; shares [T, k] or 1."""
     weight, bias = weights.down, weights.down_bias
-    _launch(x, weight, bias, shares, out, order, tiles, rows, Activation(""), top=1, pdl=pdl)
+    _launch(x, weight, bias, shares, out, order, tiles, setting, Activation(""), top=1, pdl=pdl)
 
 
 def _launch(
@@ -137,7 +136,7 @@ def _launch(
     out: Tensor,
     order: Tensor,
     tiles: Tensor,
-    rows: int,
+    setting: tuple[int, int, int, int],
     activation: Activation,
     *,
     top: int,
@@ -148,15 +147,16 @@ def _launch(
     assert weight.shape[0] % (2 * N if kind else N) == 0 and x.stride(1) == out.stride(1) == 1
     if not tiles.shape[0]:
         return
+    BM, BN, stages, warps = setting
     mode, chunk = quantized_tile.mode_and_chunk(weight)
     codes = weight.halves
     beside_kind, beside = weight.beside
-    _codes_kernel[(cdiv(N, COLUMNS), tiles.shape[0])](
+    _codes_kernel[(cdiv(N, BN), tiles.shape[0])](
         x, codes, weight.scales, beside, bias, shares, out, order, tiles,
         x.stride(0), codes.stride(0), weight.scales.stride(0), out.stride(0), N, top,
         K=weight.shape[1], C=weight.group, CODES=weight.kind, ZERO=weight.zero,
-        BESIDE=beside_kind, MODE=mode, BM=rows, BN=COLUMNS, BK=chunk, KIND=kind,
+        BESIDE=beside_kind, MODE=mode, BM=BM, BN=BN, BK=chunk, KIND=kind,
         LIMIT=activation.limit, ALPHA=activation.alpha, BIAS=bias is not None,
-        SHARES=shares is not None, ASM=quantized_tile.uses_asm(x), PDL=pdl, num_warps=WARPS,
-        num_stages=STAGES, launch_pdl=pdl,
+        SHARES=shares is not None, ASM=quantized_tile.uses_asm(x), PDL=pdl, num_warps=warps,
+        num_stages=stages, launch_pdl=pdl,
     )  # fmt: skip

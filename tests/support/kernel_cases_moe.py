@@ -125,21 +125,20 @@ def mixed(
 ) -> Callable[[Tensor], None]:
     """Return what adds the mixture of *x* to a tensor."""
     pairs = experts.numel()
+    setting: tuple[int, ...]
     if isinstance(weights, ExpertCodes):
-        rows = quantized_moe.tile_rows(pairs, case.count, fixed=fixed)
-        setting, kernels = (rows,), quantized_moe
+        kernels, setting = quantized_moe, quantized_moe.tile_setting(pairs, case.count, fixed=fixed)
     else:
-        setting = (moe.tile_setting(x.dtype, pairs, case.count, fixed=fixed),)
-        rows, kernels = setting[0][0], moe
-    order, tiles = planned(experts, case.count, rows)
+        kernels, setting = moe, moe.tile_setting(x.dtype, pairs, case.count, fixed=fixed)
+    order, tiles = planned(experts, case.count, setting[0])
     read, given = (shares, None) if case.of_inputs else (None, shares)
     gated = torch.full((pairs, case.width), float("nan"), dtype=x.dtype, device=x.device)
     results = torch.full((pairs, case.hidden), float("nan"), dtype=x.dtype, device=x.device)
-    inner = partial(kernels.inner, x, weights, order, tiles, *setting, case.activation)
+    inner = partial(kernels.inner, x, weights, order, tiles, setting, case.activation)
 
     def add(out: Tensor) -> None:
         inner(out=gated, shares=read)
-        kernels.outer(gated, weights, given, order, tiles, *setting, out=results)
+        kernels.outer(gated, weights, given, order, tiles, setting, out=results)
         moe.combine(results, out, out=out)
 
     return add

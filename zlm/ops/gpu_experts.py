@@ -5,6 +5,7 @@ Where all experts are quantized alike their codes are kept (``zlm.kernels.quanti
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +52,7 @@ class GpuExperts:
             again = experts.__getitem__
         self.weights: ExpertTensors | ExpertCodes
         self.weights = codes or _stack(first, again, mixture.count, device, dtype)
+        self.width = self.weights.down.shape[-1]
         self.activation = Activation(mixture.activation, mixture.limit, mixture.alpha)
         self.fixed = fixed
         self.pdl = pdl
@@ -59,11 +61,11 @@ class GpuExperts:
         mixture, pdl = self.mixture, self.pdl
         tokens, top = x.shape[0], mixture.chosen
         pairs = tokens * top
-        rows = self._tile_rows(x.dtype, pairs)
+        setting = self._setting(x.dtype, pairs)
         experts = torch.empty((tokens, top), dtype=torch.int32, device=x.device)
         shares = torch.empty((tokens, top), dtype=torch.float32, device=x.device)
         order = torch.empty(pairs, dtype=torch.int32, device=x.device)
-        size = moe_plan.num_tiles(pairs, mixture.count, rows), moe_plan.TILE_INTS
+        size = moe_plan.num_tiles(pairs, mixture.count, setting[0]), moe_plan.TILE_INTS
         tiles = torch.empty(size, dtype=torch.int32, device=x.device)
         moe_plan.route(
             logits,
@@ -73,35 +75,33 @@ class GpuExperts:
             sigmoid=mixture.sigmoid,
             pdl=pdl,
         )
-        moe_plan.plan(experts, mixture.count, rows, order=order, tiles=tiles, pdl=pdl)
-        results = self._products(x, shares, order, tiles)
+        moe_plan.plan(experts, mixture.count, setting[0], order=order, tiles=tiles, pdl=pdl)
+        results = self._products(x, shares, order, tiles, setting)
         moe.combine(results, residual, out=residual, pdl=pdl)
         return residual
 
-    def _tile_rows(self, dtype: torch.dtype, pairs: int) -> int:
+    def _setting(self, dtype: torch.dtype, pairs: int) -> tuple[int, ...]:
+        """Return how the products are launched; first of all BM."""
         count, fixed = self.mixture.count, self.fixed
         if isinstance(self.weights, ExpertCodes):
-            return quantized_moe.tile_rows(pairs, count, fixed=fixed)
-        return moe.tile_setting(dtype, pairs, count, fixed=fixed)[0]
+            return quantized_moe.tile_setting(pairs, count, fixed=fixed)
+        return moe.tile_setting(dtype, pairs, count, fixed=fixed)
 
-    def _products(self, x: Tensor, shares: Tensor, order: Tensor, tiles: Tensor) -> Tensor:
+    def _products(
+        self, x: Tensor, shares: Tensor, order: Tensor, tiles: Tensor, setting: tuple[int, ...]
+    ) -> Tensor:
         """Return what the experts make of every pair of token and expert, [T k, H]."""
-        weights, pdl, pairs = self.weights, self.pdl, order.shape[0]
+        weights, pairs = self.weights, order.shape[0]
+        kernels: Any = quantized_moe if isinstance(weights, ExpertCodes) else moe
+        activation, pdl = self.activation, self.pdl
+        # By which of the products shares multiply.
+        read, told = (shares, None) if self.mixture.sigmoid else (None, shares)
+        gated = torch.empty((pairs, self.width), dtype=x.dtype, device=x.device)
         results = torch.empty((pairs, x.shape[1]), dtype=x.dtype, device=x.device)
-        read, given = (shares, None) if self.mixture.sigmoid else (None, shares)  # by which product
-        activation = self.activation
-        if isinstance(weights, ExpertCodes):
-            gated = torch.empty((pairs, weights.down.shape[1]), dtype=x.dtype, device=x.device)
-            rows = self._tile_rows(x.dtype, pairs)
-            quantized_moe.inner(
-                x, weights, order, tiles, rows, activation, out=gated, shares=read, pdl=pdl
-            )
-            quantized_moe.outer(gated, weights, given, order, tiles, rows, out=results, pdl=pdl)
-            return results
-        setting = moe.tile_setting(x.dtype, pairs, self.mixture.count, fixed=self.fixed)
-        gated = torch.empty((pairs, weights.down.shape[2]), dtype=x.dtype, device=x.device)
-        moe.inner(x, weights, order, tiles, setting, activation, out=gated, shares=read, pdl=pdl)
-        moe.outer(gated, weights, given, order, tiles, setting, out=results, pdl=pdl)
+        kernels.inner(
+            x, weights, order, tiles, setting, activation, out=gated, shares=read, pdl=pdl
+        )
+        kernels.outer(gated, weights, told, order, tiles, setting, out=results, pdl=pdl)
         return results
 
 
