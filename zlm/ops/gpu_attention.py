@@ -94,8 +94,9 @@ class TiledPrefill:
         turns: Tensor | None = None,
     ) -> None:
         """See ``Prefill``. *turns*: the rotary table if q is still to be rotated."""
-        rows, kinds = self.widened, [None] if self.widened is None else [None, self.widened]
-        for kind in kinds:
+        rows = self.widened
+        bases = None if rows is None else rows.bases
+        for widened in (None,) if rows is None else (None, rows.of(cache)):
             attention_prefill.attention_prefill(
                 q,
                 cache,
@@ -111,8 +112,8 @@ class TiledPrefill:
                 kv_scales=kv_scales,
                 turns=turns,
                 fixed=self.fixed,
-                bases=None if rows is None else rows.bases,
-                widened=None if kind is None else kind.of(cache),
+                bases=bases,
+                widened=widened,
                 pdl=self.pdl,
             )
 
