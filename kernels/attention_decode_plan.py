@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from zlm.kernels.chain import begin
-from zlm.kernels.launch import cdiv, direct, power_of_two
+from zlm.kernels.launch import cdiv, direct, power_of_two, processors_of
 
 PLAN_HEADER, PLAN_RECORD = 4, 4
 PLAN_PROGRAMS = 8  # records made by one program of the plan kernel
@@ -249,7 +249,7 @@ def allocate_workspace(
     if not use_dot:
         few = many = DecodeConfig(NO_DOT_TILE, warps=8, stages=1, programs=2)
     if processors is None:
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        processors = processors_of(device)
     programs = processors * max(few.programs, many.programs)
     group = num_heads // num_kv_heads
     return DecodeWorkspace(

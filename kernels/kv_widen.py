@@ -22,7 +22,7 @@ from torch import Tensor
 from zlm.kernels.attention_decode_plan import first_seen
 from zlm.kernels.chain import begin
 from zlm.kernels.kv_fp8 import both, reading
-from zlm.kernels.launch import direct, power_of_two
+from zlm.kernels.launch import direct, power_of_two, processors_of
 
 PLAN_ROWS = 128  # rows that a program of the plan looks at at once
 PLAN_BLOCKS = 256  # blocks that it copies the numbers of at once
@@ -164,19 +164,18 @@ def widen(
     count: Tensor,
     *,
     out: Tensor,
-    processors: int,
     pdl: bool = False,
 ) -> None:
     """Write blocks *sources* of *cache* [num_blocks, Hkv, 2, block_size, D], e4m3, to *out*.
 
     out: float16 [C, Hkv, 2, block_size, D], contiguous; sources, count: of ``plan_widening``.
-    *processors*: the card's. *pdl*: see ``zlm.kernels.chain``.
+    *pdl*: see ``zlm.kernels.chain``.
     """
     heads, pairs = cache.shape[1], cache.shape[3] * cache.shape[4]
     assert cache.stride()[2:] == (pairs, cache.shape[4], 1) and cache.shape[4] % 2 == 0
     assert out.dtype == torch.float16 and out.is_contiguous() and out.shape[1:] == cache.shape[1:]
     cache, read_as, _ = reading(cache)
-    programs = min(PROGRAMS * processors, sources.shape[0] * heads)
+    programs = min(PROGRAMS * processors_of(cache.device), sources.shape[0] * heads)
     _widen_kernel[(programs,)](
         cache,
         sources,

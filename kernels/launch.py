@@ -11,15 +11,18 @@ Rests on ``CompiledKernel.run``, the same from Triton 3.6 to 3.8. Also here: ari
 blocks for host code, where Triton's own, meant for kernels, takes 5 µs a call.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 INT32_MAX = 2**31 - 1
+INTERPRETER_PROCESSORS = 3  # that grids are cut for where there is no card to fill
 
 
 def direct(function: Any) -> Any:
@@ -96,3 +99,11 @@ def cdiv(a: int, b: int) -> int:
 def power_of_two(value: int) -> int:
     """Return the least power of two that is not below *value*, at least 1."""
     return 1 << max(value - 1, 0).bit_length()
+
+
+@functools.cache
+def processors_of(device: torch.device) -> int:
+    """Return the multiprocessors of *device*."""
+    if device.type != "cuda":
+        return INTERPRETER_PROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -76,7 +76,7 @@ def test_every_number_is_kept(head_dim: int) -> None:
     cache = codes[: torch.Size(size).numel()].view(size).contiguous().view(FP8)
     sources = torch.tensor([6, 0, -1, 3, 5]).int()
     out = torch.full((5, *size[1:]), 7.0, dtype=torch.float16)
-    kv_widen.widen(cache, sources, torch.tensor([4]).int(), out=out, processors=1)
+    kv_widen.widen(cache, sources, torch.tensor([4]).int(), out=out)
     expected = kv_widen.reference(cache, sources) / reading(cache)[2]
     assert torch.equal(out[[0, 1, 3]], expected[[0, 1, 3]])
     assert bool((out[[2, 4]] == 7.0).all()), "without a source, and beyond the count"

@@ -319,7 +319,7 @@ def widened_rows(
         window=case.window,
     )
     out = torch.zeros((room, *rows.cache.shape[1:]), dtype=torch.float16, device=device)
-    kv_widen.widen(rows.cache, sources, count, out=out, processors=3)
+    kv_widen.widen(rows.cache, sources, count, out=out)
     return bases, out
 
 

@@ -30,7 +30,6 @@ from zlm.ops.batch import GroupBatch, StepBatch
 from zlm.ops.gpu_widened import WidenedRows
 from zlm.ops.scores import Scores
 
-INTERPRETER_PROCESSORS = 3  # that decode attention is cut for, where there is no card to fill
 # Columns of q, k and v from which the product before takes so long that reading ahead beside it
 # gains: 2 % of an 8B model's steps, of 6144 columns; those of small models lose as much and more.
 EARLY_COLUMNS = 6144
@@ -147,7 +146,6 @@ def workspace(
         device,
         cache_dtype=kv_dtype,
         use_dot=use_dot,
-        processors=None if device.type == "cuda" else INTERPRETER_PROCESSORS,
     )
 
 

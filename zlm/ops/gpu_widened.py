@@ -17,7 +17,6 @@ from zlm.ops.batch import GroupBatch, StepBatch
 # takes a fifth of a widening longer than of 16 bits (8B's shape on an H200, bench/RESULTS.md).
 LEAST_TILES = 8
 LEAST_TOKENS = 1024  # of a step: of one with fewer, two more launches are no small part
-INTERPRETER_PROCESSORS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +27,13 @@ class WidenedRows:
     bases: Tensor  # int32 [R]: where each row's blocks are, -1 if it is not widened
     sources: Tensor  # int32 [C]
     count: Tensor  # int32 [1]
-    processors: int
     pdl: bool
 
     def of(self, cache: Tensor) -> Tensor:
         """Return the rows' blocks of *cache*, widened: float16 [C, Hkv, 2, block_size, D]."""
         shape = self.sources.shape[0], *cache.shape[1:]
         out = self.storage[: self.sources.shape[0] * cache[0].numel()].view(shape)
-        kv_widen.widen(
-            cache, self.sources, self.count, out=out, processors=self.processors, pdl=self.pdl
-        )
+        kv_widen.widen(cache, self.sources, self.count, out=out, pdl=self.pdl)
         return out
 
 
@@ -76,7 +72,4 @@ def plan(
         window=group.window,
         pdl=pdl,
     )
-    processors = INTERPRETER_PROCESSORS
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return WidenedRows(storage, bases, sources, count, processors, pdl)
+    return WidenedRows(storage, bases, sources, count, pdl)

@@ -25,8 +25,8 @@ def select(
     kv_dtype: of the cache; None: *dtype*. attention: ``--attention-backend``; auto is triton, or
     sdpa on cards before sm80. spread: a GPU's quantized weights are kept in both forms.
     widened_bytes: of a GPU for keys and values of e4m3 in 16 bits. Raises ConfigError, naming the
-    flag, for what the device cannot. On a CPU there is one kind of
-    attention, and float32 results are deterministic as they are.
+    flag, for what the device cannot. On a CPU there is one kind of attention, and float32 results
+    are deterministic as they are.
     """
     if device.type == "cpu":
         return CpuOps(dtype, kv_dtype=kv_dtype)

@@ -58,7 +58,6 @@ class Farm:
         self._launchers: set[str] = set()  # of what was added: each is compiled once
         self._failures: dict[Variant, str] = {}
         self._added, self._there, self._no_more = 0, threading.Condition(), False
-        self._is_used = False
         self._threads: list[threading.Thread] = []
         pairs = [socket.socketpair() for _ in range(num_processes)]
         self._sockets = [ours for ours, _ in pairs]
@@ -76,7 +75,6 @@ class Farm:
 
     def add(self, variant: "Variant", target: "Target") -> None:
         """Have *variant* compiled for *target* into the cache, meanwhile."""
-        self._is_used = True
         if not self._threads:
             self._no_more = False
             self._threads = [
@@ -148,7 +146,7 @@ class Farm:
             each.close()
         try:
             # One that nothing was asked of may still be importing, and hears nothing until then.
-            self._process.wait(CLOSE_SECONDS if self._is_used else 0.0)
+            self._process.wait(CLOSE_SECONDS if self._launchers else 0.0)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
